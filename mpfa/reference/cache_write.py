@@ -79,6 +79,47 @@ def _require_in_order(token: Tensor, page: Tensor, offset: Tensor) -> None:
         )
 
 
+def _require_open_blocks(
+    token: Tensor,
+    page: Tensor,
+    offset: Tensor,
+    v_pages: Tensor,
+    v_scale_pages: Tensor,
+    v_tail: Tensor,
+) -> None:
+    """A block that is continued must still be the one that v_tail holds.
+
+    why: after a roll-back over a 32-token boundary the tail holds rows of the later block, and the
+    requantised earlier block would silently be wrong. The rows before the first new one must
+    therefore give the stored codes when encoded with the stored scale.
+    """
+    # Of several tokens of one block only the first continues what was there before the call.
+    blocks_per_page = v_scale_pages.shape[2]
+    owner, where = (page * blocks_per_page + offset // MXFP8_BLOCK).unique(return_inverse=True)
+    row = torch.full_like(owner, MXFP8_BLOCK).scatter_reduce_(
+        0, where, offset % MXFP8_BLOCK, "amin"
+    )
+    first = ((offset % MXFP8_BLOCK == row[where]) & (offset % MXFP8_BLOCK > 0)).nonzero().flatten()
+    if len(first) == 0:
+        return
+    pages, row = page[first], offset[first] % MXFP8_BLOCK
+    block = offset[first] // MXFP8_BLOCK
+    rows = block[:, None] * MXFP8_BLOCK + torch.arange(MXFP8_BLOCK, device=page.device)
+    stored = _bytes(v_pages)[pages[:, None], :, rows].transpose(1, 2)
+    byte = _bytes(v_scale_pages)[pages, :, block]
+    again = _bytes(encode_scaled(v_tail[pages].float(), byte[:, :, None]))
+    before = (torch.arange(MXFP8_BLOCK, device=page.device) < row[:, None])[:, None, :, None]
+    wrong = ((stored != again) & before).flatten(1).any(dim=1).nonzero()
+    if len(wrong):
+        i = int(wrong[0])
+        raise ValueError(
+            f"slot_mapping: token {int(token[first[i]])} continues the V block at offset "
+            f"{int(block[i]) * MXFP8_BLOCK} of page {int(pages[i])} at offset "
+            f"{int(offset[first[i]])}, but v_tail no longer holds its first {int(row[i])} rows; "
+            "allowed is to append again from the start of the block"
+        )
+
+
 def write_qk4pv8(
     k_pages: Tensor,
     k_scale_pages: Tensor,
@@ -191,6 +232,7 @@ def write_mxfp8(
     require_finite("k", k, valid)
     v = v.detach().to(torch.bfloat16)
     require_finite("v", v, valid)
+    _require_open_blocks(token, page, offset, v_pages, v_scale_pages, v_tail)
 
     codes, scale = quantize_mxfp8(k[token], name="k")
     _bytes(k_pages)[page, :, offset] = _bytes(codes)

@@ -183,3 +183,40 @@ def test_out_of_order_tokens_raise(slots, message):
     with pytest.raises(ValueError, match="slot_mapping: " + message):
         write_mxfp8(**pools, slot_mapping=torch.tensor(slots), k=data, v=data)
     assert all(torch.equal(t.view(torch.uint8), before[n]) for n, t in pools.items())
+
+
+def one_sequence(tokens, ps, seed=0):
+    rng = np.random.default_rng(seed)
+    k, v = (
+        torch.from_numpy(rng.standard_normal((tokens, HEADS, DIM)).astype(np.float32))
+        for _ in range(2)
+    )
+    return k, v.bfloat16(), new_pages(2, ps)
+
+
+def append(pages, k, v, begin, end):
+    write_mxfp8(**pages, slot_mapping=torch.arange(begin, end), k=k[begin:end], v=v[begin:end])
+
+
+def test_roll_back_inside_the_open_block_gives_the_bytes_of_one_append():
+    k, v, pages = one_sequence(20, 64)
+    append(pages, k, v * 8, 0, 20)
+    append(pages, k, v, 0, 12)
+    append(pages, k, v, 12, 20)
+    _, _, whole = one_sequence(20, 64)
+    append(whole, k, v, 0, 20)
+    assert_same(pages, whole, [20], 64, torch.arange(20), np.zeros(20))
+
+
+def test_roll_back_over_a_block_boundary_is_refused_and_changes_nothing():
+    k, v, pages = one_sequence(40, 64)
+    append(pages, k, v, 0, 34)  # drafts at 31..33; the tail now holds rows of block 1
+    before = {name: t.clone() for name, t in pages.items()}
+    with pytest.raises(ValueError, match=r"token 0 continues the V block at offset 0 of page 0 at"):
+        append(pages, k, v, 31, 33)
+    for name, t in before.items():
+        assert torch.equal(t.view(torch.uint8), pages[name].view(torch.uint8)), name
+    append(pages, k, v, 0, 40)  # from the start of the block
+    _, _, whole = one_sequence(40, 64)
+    append(whole, k, v, 0, 40)
+    assert_same(pages, whole, [40], 64, torch.arange(40), np.zeros(40))
