@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BatchPrefillWrapper and single_prefill."""
+
+from __future__ import annotations
+
+import torch
+
+from mpfa.cache import PagedKVCache
+from mpfa.config import KVCacheConfig
+from mpfa.errors import HALF_DTYPES, check_tensor
+from mpfa.planner import PlanRequest
+from mpfa.quantized import QuantizedKV, QuantizedQuery
+from mpfa.stats import SmoothingStats
+from mpfa.wrapper import (
+    KV_BLOCK,
+    Q_TILE_ROWS,
+    REFERENCE_NUM_SM,
+    AttentionSpec,
+    AttentionWrapper,
+    check_graph_limits,
+    host_int32,
+    make_spec,
+    partition_tokens,
+    scratch_sections,
+)
+
+
+class BatchPrefillWrapper(AttentionWrapper):
+    """Attention of a batch of query chunks over a paged cache or ragged K/V.
+
+    plan() turns the index tensors into a work list; run() may then be called for every layer with
+    the same lengths. The names and meanings follow FlashInfer's wrappers (docs/index.md lists the
+    differences).
+
+    Args:
+        workspace: contiguous tensor on the device of q and K/V, at least workspace_size() bytes; its
+            contents are scratch and need no initialisation. Wrappers whose runs do not overlap in time
+            may share one.
+        backend: "auto" or "reference" (CPU tensors).
+        use_cuda_graph: fix addresses and sizes by the max_* limits, so that run() can be captured and
+            replayed after a new plan().
+        max_batch_size, max_total_qo_len, max_num_pages: limits of every plan() with use_cuda_graph;
+            required then. max_num_pages bounds kv_indptr[-1].
+
+    Raises:
+        GPUArchitectureError: no backend serves the device.
+        ValueError: unknown backend, missing limits, workspace not contiguous.
+    """
+
+    _operation = "prefill"
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor | None = None,
+        paged_kv_last_page_len: torch.Tensor | None = None,
+        *,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int | None = None,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = 0.0,
+        config: KVCacheConfig | None = None,
+        fixed_split_pages: int | None = None,
+    ) -> None:
+        """Plan a batch. Index tensors may be on any device; this may synchronise.
+
+        Args:
+            qo_indptr: int32 [B+1], query token offsets.
+            kv_indptr: int32 [B+1], page offsets when paged_kv_indices is given, else token offsets.
+            paged_kv_indices: int32 [>= kv_indptr[-1]], page ids; None = ragged K/V.
+            paged_kv_last_page_len: int32 [B], tokens in each request's last page, 1..page_size (for a
+                request without pages it is not used and may also be 0).
+            num_qo_heads, num_kv_heads, head_dim, page_size: as in KVCacheConfig.
+            causal: query i sees key j iff j <= i + kv_len - qo_len (bottom-right).
+            sm_scale: multiplies Q K^T; default 1/sqrt(head_dim).
+            window_left: keys to the left of the query's position that it still sees; -1 = all.
+            logits_soft_cap: cap*tanh(logit/cap) after sm_scale; 0 = off.
+            config: format that run() will get; checked there. Without it the workspace has to be
+                large enough for any format, and raw (k, v) are quantised as qk4pv8 without
+                compensation.
+            fixed_split_pages: split KV into partitions of this many pages from token 0 (a multiple of
+                128 tokens; ragged plans count 128-token pages); default: no split. Fixed partitions
+                make a request's result independent of the batch it is in.
+
+        Raises:
+            ValueError: an inconsistent argument, naming it, the request, the value and what is
+                allowed; a workspace that is too small, with the size needed.
+        """
+        spec, request = prefill_request(
+            qo_indptr,
+            kv_indptr,
+            paged_kv_indices,
+            paged_kv_last_page_len,
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            causal=causal,
+            sm_scale=sm_scale,
+            window_left=window_left,
+            logits_soft_cap=logits_soft_cap,
+            config=config,
+            fixed_split_pages=fixed_split_pages,
+            num_sm=REFERENCE_NUM_SM,
+            use_cuda_graph=self._use_cuda_graph,
+            **self._limits,
+        )
+        self._set_plan(spec, request)
+
+    def run(
+        self,
+        q: torch.Tensor | QuantizedQuery,
+        kv: PagedKVCache | QuantizedKV | tuple[torch.Tensor, torch.Tensor],
+        *,
+        stats: SmoothingStats | None = None,
+        sinks: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        lse_base: str = "log2",
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the planned batch.
+
+        Args:
+            q: bf16/fp16 [nnz_qo, Hq, D], any strides with a contiguous last dimension, or a
+                QuantizedQuery made for the same config and stats.
+            kv: PagedKVCache (paged plan); (k, v) bf16/fp16 [nnz_kv, Hkv, D] or QuantizedKV (ragged).
+            stats: SmoothingStats of a compensated format, unless bound to the cache. For (k, v) with
+                "mean", None means per-request means of this call.
+            sinks: fp32 [Hq], natural-log logits after sm_scale that join the softmax denominator.
+            out: result buffer [nnz_qo, Hq, D], bf16/fp16 (or fp32, for tests); default q's dtype.
+            lse: buffer for the log-sum-exp, fp32 [nnz_qo, Hq].
+            return_lse: also return the LSE, sinks included.
+            lse_base: "log2" (default, as FlashInfer) or "ln".
+
+        Returns:
+            out, or (out, lse). A row without a visible key is 0 with LSE = its sink, else -inf.
+
+        Raises:
+            RuntimeError: plan() was not called, or capture without use_cuda_graph.
+            ValueError, TypeError: arguments that disagree with the plan.
+        """
+        return self._run(q, kv, stats, sinks, out, lse, return_lse, lse_base)
+
+
+def prefill_request(
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    paged_kv_indices: torch.Tensor | None = None,
+    paged_kv_last_page_len: torch.Tensor | None = None,
+    *,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_sm: int,
+    page_size: int | None = None,
+    causal: bool = False,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = 0.0,
+    config: KVCacheConfig | None = None,
+    fixed_split_pages: int | None = None,
+    use_cuda_graph: bool = False,
+    max_batch_size: int | None = None,
+    max_total_qo_len: int | None = None,
+    max_num_pages: int | None = None,
+) -> tuple[AttentionSpec, PlanRequest]:
+    """plan()'s arguments, checked, as the planner takes them; workspace_size() shares this."""
+    paged = paged_kv_indices is not None
+    if paged and paged_kv_last_page_len is None:
+        raise ValueError("paged_kv_last_page_len: required with paged_kv_indices, got None")
+    if not paged and paged_kv_last_page_len is not None:
+        raise ValueError("paged_kv_indices: required with paged_kv_last_page_len, got None")
+    spec = make_spec(
+        num_qo_heads, num_kv_heads, head_dim, page_size, causal, sm_scale, window_left,
+        logits_soft_cap, config, paged,
+    )  # fmt: skip
+    limits = {
+        "max_batch_size": max_batch_size,
+        "max_total_qo_len": max_total_qo_len,
+        "max_num_pages": max_num_pages,
+    }
+    check_graph_limits(use_cuda_graph, limits)
+    qo_host = host_int32("qo_indptr", qo_indptr)
+    rows = int(qo_host[-1]) if qo_host.numel() else 0
+    stats_rows = 0
+    if use_cuda_graph:
+        rows, stats_rows = max_total_qo_len, max_batch_size
+    request = PlanRequest(
+        mode="prefill",
+        qo_indptr=qo_host,
+        kv_indptr=host_int32("kv_indptr", kv_indptr),
+        kv_indices=host_int32("paged_kv_indices", paged_kv_indices) if paged else None,
+        last_page_len=(
+            host_int32("paged_kv_last_page_len", paged_kv_last_page_len) if paged else None
+        ),
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=spec.page_size,
+        causal=causal,
+        window_left=window_left,
+        q_tile_tokens=Q_TILE_ROWS,
+        # why: one query head per tile keeps the compensation at one Delta slot plus c channels,
+        # which fits a single K=16 MMA for every c the config allows.
+        heads_per_group=1,
+        kv_block=KV_BLOCK,
+        partition_tokens=partition_tokens(fixed_split_pages, spec.page_size, 0),
+        num_sm=num_sm,
+        sections=scratch_sections(spec, max(rows, 0), stats_rows),
+        use_cuda_graph=use_cuda_graph,
+        **(limits if use_cuda_graph else {}),
+    )
+    return spec, request
+
+
+def single_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    format: str = "qk4pv8",
+    compensation: str = "none",
+    channels: int = 0,
+    four_over_six: bool = False,
+    stats: SmoothingStats | None = None,
+    causal: bool = False,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = 0.0,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+    lse_base: str = "log2",
+    backend: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one request, quantised on the fly; a wrapper for a quick start.
+
+    Args:
+        q: bf16/fp16 [Lq, Hq, D].
+        k, v: bf16/fp16 [Lk, Hkv, D].
+        format: "qk4pv8", "mxfp8" or "bf16".
+        compensation, channels, four_over_six: as in KVCacheConfig.
+        stats: SmoothingStats; with "mean" None means the means of this request (paper equation 7).
+        causal, sm_scale, window_left, logits_soft_cap, sinks, return_lse, lse_base, backend: as in
+            BatchPrefillWrapper.
+
+    Returns:
+        out [Lq, Hq, D] in q's dtype, or (out, lse fp32 [Lq, Hq]).
+
+    Raises:
+        ValueError, TypeError, GPUArchitectureError: as BatchPrefillWrapper.
+    """
+    check_tensor("q", q, shape=("Lq", "Hq", "D"), dtype=HALF_DTYPES)
+    check_tensor("k", k, shape=("Lk", "Hkv", q.shape[2]), dtype=HALF_DTYPES, device=q.device)
+    check_tensor("v", v, shape=tuple(k.shape), dtype=HALF_DTYPES, device=q.device)
+    config = KVCacheConfig(
+        format=format,
+        num_kv_heads=k.shape[1],
+        head_dim=q.shape[2],
+        page_size=128,
+        num_qo_heads=q.shape[1],
+        compensation=compensation,
+        channels=channels,
+        four_over_six=four_over_six,
+    )
+    options = {
+        "num_qo_heads": config.num_qo_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "causal": causal,
+        "sm_scale": sm_scale,
+        "window_left": window_left,
+        "logits_soft_cap": logits_soft_cap,
+        "config": config,
+    }
+    from mpfa.workspace import workspace_size
+
+    qo_indptr = torch.tensor([0, q.shape[0]], dtype=torch.int32)
+    kv_indptr = torch.tensor([0, k.shape[0]], dtype=torch.int32)
+    size = workspace_size(qo_indptr, kv_indptr, num_sm=REFERENCE_NUM_SM, **options)
+    workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+    wrapper = BatchPrefillWrapper(workspace, backend=backend)
+    wrapper.plan(qo_indptr, kv_indptr, **options)
+    return wrapper.run(
+        q, (k, v), stats=stats, sinks=sinks, return_lse=return_lse, lse_base=lse_base
+    )
