@@ -13,8 +13,9 @@ WORKERS ?= auto
 
 .PHONY: demo test test-all lint format doctor clean
 
+# why passive: on a machine with other work, OpenMP threads that spin for each other waste most of it.
 demo: $(STAMP)
-	$(BIN)/python -m mpfa demo
+	OMP_WAIT_POLICY=passive $(BIN)/python -m mpfa demo
 
 doctor: $(STAMP)
 	$(BIN)/python -m mpfa doctor
