@@ -45,7 +45,12 @@ def append_paged_kv_cache(
     Raises:
         ValueError: wrong shape, dtype, device or stride; slot out of range or used twice; NaN/Inf;
             missing stats; stats other than the ones bound to the cache.
-        GPUArchitectureError: tensors not on the CPU (this version has no append kernel).
+        GPUArchitectureError: neither CPU tensors nor a CUDA GPU of compute capability 8.0 or later,
+            or a bf16 cache on CUDA (no kernel writes it).
+
+    On CUDA this is one launch on the current stream without synchronisation, so values are not
+    checked: an out-of-range slot is skipped as a negative one is, and NaN or Inf give undefined codes.
+    k, v and q must then share one dtype.
     """
     if not isinstance(cache, PagedKVCache):
         raise TypeError(f"cache: expected PagedKVCache, got {type(cache).__name__}")
@@ -65,8 +70,14 @@ def append_paged_kv_cache(
         check_tensor("q", q, shape=q_shape, dtype=HALF_DTYPES, device=cache.device)
         if config.format == "bf16":
             raise ValueError("q: a bf16 cache has no quantised query; pass q to run() unchanged")
-    require_reference_device("append_paged_kv_cache", cache.device)
     stats = bound_stats(cache, stats)
+    if cache.device.type == "cuda":
+        from mpfa.backends import cuda
+
+        cuda.require_capability("append_paged_kv_cache", cache.device)
+        stats, rows = resolve_stats(config, stats, batch_indices, k.shape[0], cache.device)
+        return cuda.append(k, v, cache, slot_mapping, stats, rows, q)
+    require_reference_device("append_paged_kv_cache", cache.device)
     if batch_indices is not None:
         check_tensor("batch_indices", batch_indices, shape=(k.shape[0],), device=cache.device)
         # Padding tokens have no request; their row is looked at nowhere but in the range check.

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from mpfa.config import MX_BLOCK, NVFP4_BLOCK, KVCacheConfig, check_is_config
-from mpfa.errors import check_int, check_tensor
+from mpfa.errors import Layout, check_distinct, check_int, check_layout, check_tensor
 from mpfa.stats import SmoothingStats
 
 NATIVE_PAGE = 128
 SCALE_ATOM_CHANNELS = 64
 SCALE_ATOM_BYTES = 512
-
-Layout = dict[str, tuple[tuple[int, ...], torch.dtype] | None]
 
 
 def page_layout(config: KVCacheConfig, num_pages: int) -> Layout:
@@ -83,20 +81,10 @@ class PagedKVCache:
         check_tensor("cache.k", self.k)
         if self.k.dim() != 4:
             raise ValueError(f"cache.k: must be [P, Hkv, ps, D], got {list(self.k.shape)}")
-        for name, want in page_layout(self.config, self.k.shape[0]).items():
-            tensor = getattr(self, name)
-            if want is None:
-                if tensor is not None:
-                    raise ValueError(
-                        f"cache.{name}: not used by format {self.config.format!r} with compensation "
-                        f"{self.config.compensation!r}; pass None"
-                    )
-                continue
-            if tensor is None:
-                raise ValueError(f"cache.{name}: required, shape {list(want[0])}, got None")
-            check_tensor(
-                f"cache.{name}", tensor, shape=want[0], dtype=want[1], device=self.k.device
-            )
+        layout = page_layout(self.config, self.k.shape[0])
+        check_layout("cache", self, layout, device=self.k.device)
+        for name, tensor in self.tensors.items():
+            check_distinct(f"cache.{name}", tensor)
         if self.stats is not None:
             _check_bound_stats(self.stats, self.config, self.k.device)
 

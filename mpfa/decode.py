@@ -7,7 +7,7 @@ import torch
 
 from mpfa.cache import PagedKVCache
 from mpfa.config import KVCacheConfig
-from mpfa.errors import check_int
+from mpfa.errors import INT32_MAX, check_int
 from mpfa.planner import PlanRequest
 from mpfa.quantized import QuantizedQuery
 from mpfa.stats import SmoothingStats
@@ -175,12 +175,17 @@ def decode_request(
     check_graph_limits(use_cuda_graph, limits)
     kv_host = host_int32("kv_indptr", kv_indptr)
     batch = max(kv_host.numel() - 1, 0)
+    if batch * q_len_per_request > INT32_MAX:
+        raise ValueError(
+            f"q_len_per_request: the batch may have at most {INT32_MAX} query tokens, got "
+            f"{batch} requests x {q_len_per_request}"
+        )
     rows, stats_rows = batch * q_len_per_request, 0
     if use_cuda_graph:
         rows, stats_rows = limits["max_total_qo_len"], max_batch_size
     request = PlanRequest(
         mode="decode",
-        qo_indptr=torch.arange(batch + 1, dtype=torch.int32) * q_len_per_request,
+        qo_indptr=torch.arange(batch + 1, dtype=torch.int32, device="cpu") * q_len_per_request,
         kv_indptr=kv_host,
         kv_indices=host_int32("paged_kv_indices", paged_kv_indices),
         last_page_len=host_int32("paged_kv_last_page_len", paged_kv_last_page_len),

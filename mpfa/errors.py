@@ -15,6 +15,8 @@ from numbers import Real
 import torch
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
+# Kernels and the planner count in int32.
+INT32_MAX = 2**31 - 1
 
 
 class GPUArchitectureError(RuntimeError):
@@ -67,6 +69,40 @@ def check_tensor(
     return tensor
 
 
+def check_distinct(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Check that a tensor to be written has no two elements in one place (expanded, overlapping)."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach and tensor.numel() > 0:
+            raise ValueError(
+                f"{name}: its elements must not share memory, got strides {tuple(tensor.stride())} "
+                f"for shape {list(tensor.shape)}"
+            )
+        reach += (size - 1) * stride
+    return tensor
+
+
+# Shape and dtype of each tensor of an operand by name, None for one that its config does not use.
+Layout = dict[str, tuple[tuple[int | str, ...], torch.dtype] | None]
+
+
+def check_layout(owner: str, operand: object, layout: Layout, *, device: torch.device) -> None:
+    """Check the tensor attributes of ``operand``, which has a ``config``, against ``layout``."""
+    config = operand.config
+    for name, want in layout.items():
+        tensor = getattr(operand, name)
+        if want is not None and tensor is not None:
+            check_tensor(f"{owner}.{name}", tensor, shape=want[0], dtype=want[1], device=device)
+        elif tensor is not None:
+            raise ValueError(
+                f"{owner}.{name}: not used by format {config.format!r} with compensation "
+                f"{config.compensation!r}; pass None"
+            )
+        elif want is not None:
+            wanted = "[" + ", ".join(str(s) for s in want[0]) + "]"
+            raise ValueError(f"{owner}.{name}: required, shape {wanted}, got None")
+
+
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
     if value not in allowed:
         choices = ", ".join(repr(a) for a in allowed)
@@ -79,6 +115,8 @@ def check_int(name: str, value: object, low: int, high: int | None = None) -> in
     if value < low or (high is not None and value > high):
         allowed = f">= {low}" if high is None else f"{low}..{high}"
         raise ValueError(f"{name}: must be {allowed}, got {value}")
+    if value > INT32_MAX:
+        raise ValueError(f"{name}: must be <= {INT32_MAX}, got {value}")
     return value
 
 

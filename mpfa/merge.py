@@ -37,7 +37,14 @@ def merge_states(
     if v.shape[0] < 1:
         raise ValueError("v: needs at least one state, got n=0")
     base2 = lse if lse_base == "log2" else lse * math.log2(math.e)
-    out, merged = merge_base2(v.float(), base2)
+    if v.device.type == "cuda":
+        from mpfa.backends import cuda
+
+        cuda.require_capability("merge_states", v.device)
+        check_choice("head_dim", v.shape[3], cuda.COMBINE_HEAD_DIMS)
+        out, merged = cuda.merge_base2(v, base2)
+    else:
+        out, merged = merge_base2(v.float(), base2)
     return out.to(v.dtype), merged if lse_base == "log2" else merged * math.log(2.0)
 
 
@@ -51,12 +58,9 @@ def merge_base2(v: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch
     for state in range(v.shape[0]):
         weight = exp2_rounded(lse[state] - anchor)
         total = total + weight
-        out = out + torch.where(weight > 0, weight, 0.0).unsqueeze(-1) * torch.where(
-            (weight > 0).unsqueeze(-1), v[state], 0.0
-        )
-    filled = total > 0
-    out = torch.where(
-        filled.unsqueeze(-1), out / torch.where(filled, total, 1.0).unsqueeze(-1), 0.0
-    )
-    merged = torch.where(filled, anchor + torch.log2(total), -torch.inf)
+        # why: a state without keys may hold anything in v, and 0 * NaN is NaN.
+        out = out + torch.where((weight == 0).unsqueeze(-1), 0.0, weight.unsqueeze(-1) * v[state])
+    empty = total == 0
+    out = torch.where(empty.unsqueeze(-1), 0.0, out / torch.where(empty, 1.0, total).unsqueeze(-1))
+    merged = torch.where(empty, -torch.inf, anchor + torch.log2(total))
     return out, merged

@@ -331,7 +331,7 @@ def _run(r: PlanRequest, count_only: bool) -> tuple[torch.Tensor | None, list[in
         raise ValueError(f"{missing[0]} is None: must be given with use_cuda_graph=True")
     if not r.use_cuda_graph:
         limits = (0, 0, 0)
-    result = torch.empty(_RESULT_LEN, dtype=torch.int64)
+    result = torch.empty(_RESULT_LEN, dtype=torch.int64, device="cpu")
     block = host.planner().plan(
         r.qo_indptr,
         r.kv_indptr,

@@ -280,8 +280,8 @@ def single_prefill(
     }
     from mpfa.workspace import workspace_size
 
-    qo_indptr = torch.tensor([0, q.shape[0]], dtype=torch.int32)
-    kv_indptr = torch.tensor([0, k.shape[0]], dtype=torch.int32)
+    qo_indptr = torch.tensor([0, q.shape[0]], dtype=torch.int32, device="cpu")
+    kv_indptr = torch.tensor([0, k.shape[0]], dtype=torch.int32, device="cpu")
     size = workspace_size(qo_indptr, kv_indptr, num_sm=REFERENCE_NUM_SM, **options)
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
     wrapper = BatchPrefillWrapper(workspace, backend=backend)

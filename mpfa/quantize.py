@@ -9,7 +9,7 @@ from mpfa.backends import reference
 from mpfa.config import KVCacheConfig, check_is_config
 from mpfa.errors import HALF_DTYPES, check_indptr, check_tensor
 from mpfa.quantized import QuantizedKV, QuantizedQuery
-from mpfa.stats import SmoothingStats, check_is_stats, resolve_stats
+from mpfa.stats import SmoothingStats, check_is_stats, request_rows, resolve_stats
 from mpfa.support import require_reference_device
 
 
@@ -29,14 +29,21 @@ def quantize_query(
 
     Raises:
         ValueError: wrong shape, dtype, device or stride, missing stats or batch_indices, NaN/Inf.
-        GPUArchitectureError: q is not on the CPU (this version has no quantise kernel).
+        GPUArchitectureError: neither CPU tensors nor a CUDA GPU of compute capability 8.0 or later.
+            On CUDA values are not checked (no synchronisation).
     """
     check_is_config(config)
     check_tensor("q", q, shape=("nnz", config.num_qo_heads, config.head_dim), dtype=HALF_DTYPES)
-    require_reference_device("quantize_query", q.device)
+    if q.device.type != "cuda":
+        require_reference_device("quantize_query", q.device)
     if config.format == "bf16":
         raise ValueError("config.format: 'bf16' has no quantised query; pass q to run() unchanged")
     stats, rows = resolve_stats(config, stats, batch_indices, q.shape[0], q.device)
+    if q.device.type == "cuda":
+        from mpfa.backends import cuda
+
+        cuda.require_capability("quantize_query", q.device)
+        return cuda.quantize_query(q, config, stats, rows)
     return reference.quantize_query(q, config, stats, rows)
 
 
@@ -57,20 +64,26 @@ def quantize_kv(
 
     Raises:
         ValueError: wrong shape, dtype, device, stride or indptr, missing stats, NaN/Inf.
-        GPUArchitectureError: the tensors are not on the CPU (this version has no quantise kernel).
+        GPUArchitectureError: neither CPU tensors nor a CUDA GPU of compute capability 8.0 or later.
+            On CUDA values are not checked; indptr is copied to the host.
     """
     check_is_config(config)
     shape = ("nnz", config.num_kv_heads, config.head_dim)
     check_tensor("k", k, shape=shape, dtype=HALF_DTYPES)
     check_tensor("v", v, shape=(k.shape[0], *shape[1:]), dtype=HALF_DTYPES, device=k.device)
-    require_reference_device("quantize_kv", k.device)
+    if k.device.type != "cuda":
+        require_reference_device("quantize_kv", k.device)
     if config.format == "bf16":
         raise ValueError("config.format: 'bf16' needs no quantisation; pass (k, v) to run()")
     bounds = check_indptr("indptr", indptr, k.shape[0])
     rows = None
     if stats is not None and not check_is_stats(stats).is_static:
-        counts = torch.tensor([e - b for b, e in zip(bounds, bounds[1:], strict=False)])
-        rows = torch.repeat_interleave(torch.arange(len(bounds) - 1), counts).to(torch.int32)
+        rows = request_rows(bounds).to(k.device)
         stats.check_against(config, device=k.device, batch_size=len(bounds) - 1)
     stats, rows = resolve_stats(config, stats, rows, k.shape[0], k.device)
+    if k.device.type == "cuda":
+        from mpfa.backends import cuda
+
+        cuda.require_capability("quantize_kv", k.device)
+        return cuda.quantize_kv(k, v, config, indptr.clone(), bounds, stats)
     return reference.quantize_kv(k, v, config, indptr.clone(), bounds, stats, rows)

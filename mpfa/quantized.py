@@ -7,8 +7,49 @@ from dataclasses import dataclass
 
 import torch
 
-from mpfa.config import MX_BLOCK, KVCacheConfig
+from mpfa.config import MX_BLOCK, NVFP4_BLOCK, KVCacheConfig, check_is_config
+from mpfa.errors import HALF_DTYPES, Layout, check_choice, check_indptr, check_layout, check_tensor
 from mpfa.stats import SmoothingStats
+
+
+def query_layout(config: KVCacheConfig, num_tokens: int) -> Layout:
+    """Shape and dtype of every tensor of a QuantizedQuery."""
+    rows, d = (num_tokens, config.num_qo_heads), config.head_dim
+    layout: Layout = dict.fromkeys(("q", "q_scale", "a_comp", "row_term"))
+    if config.format == "mxfp8":
+        layout["q"] = ((*rows, d), torch.float8_e4m3fn)
+        layout["q_scale"] = ((*rows, d // MX_BLOCK), torch.float8_e8m0fnu)
+        return layout
+    layout["q"] = ((*rows, d // 2), torch.uint8)
+    layout["q_scale"] = ((*rows, d // NVFP4_BLOCK), torch.uint8)
+    if config.needs_stats:
+        layout["a_comp"] = ((*rows, config.comp_slots), torch.bfloat16)
+    if config.uses_mean:
+        layout["row_term"] = (rows, torch.float32)
+    return layout
+
+
+def ragged_layout(config: KVCacheConfig, num_tokens: int) -> Layout:
+    """Shape and dtype of every tensor of a QuantizedKV."""
+    rows, d = (num_tokens, config.num_kv_heads), config.head_dim
+    layout: Layout = dict.fromkeys(("k", "k_scale", "v", "v_scale", "aux_delta", "aux_channels"))
+    layout["v"] = ((*rows, d), torch.float8_e4m3fn)
+    if config.format == "mxfp8":
+        layout["k"] = layout["v"]
+        layout["k_scale"] = ((*rows, d // MX_BLOCK), torch.float8_e8m0fnu)
+        layout["v_scale"] = (("blocks", config.num_kv_heads, d), torch.float8_e8m0fnu)
+        return layout
+    layout["k"] = ((*rows, d // 2), torch.uint8)
+    layout["k_scale"] = ((*rows, d // NVFP4_BLOCK), torch.uint8)
+    if config.uses_mean:
+        layout["aux_delta"] = ((config.num_qo_heads, num_tokens), torch.bfloat16)
+    if config.uses_channels:
+        layout["aux_channels"] = ((*rows, config.channels), torch.bfloat16)
+    return layout
+
+
+def _check_low_bit(owner: str, config: KVCacheConfig) -> None:
+    check_choice(f"{owner}.config.format", check_is_config(config).format, ("qk4pv8", "mxfp8"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +66,9 @@ class QuantizedQuery:
         row_term: fp32 [nnz, Hq], q.k_mean of the unrounded q; None unless centred.
         config, stats: what the query was quantised for; run() refuses another pairing.
         dtype: dtype of the query it was made from, and of the attention output by default.
+
+    Made by quantize_query() or append_paged_kv_cache(). The constructor checks every shape, dtype,
+    device and stride (ValueError).
     """
 
     q: torch.Tensor
@@ -34,6 +78,12 @@ class QuantizedQuery:
     config: KVCacheConfig
     stats: SmoothingStats | None
     dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        _check_low_bit("q", self.config)
+        check_tensor("q.q", self.q, shape=("nnz", "Hq", "D"))
+        check_choice("q.dtype", self.dtype, HALF_DTYPES)
+        check_layout("q", self, query_layout(self.config, self.num_tokens), device=self.device)
 
     @property
     def num_tokens(self) -> int:
@@ -58,6 +108,8 @@ class QuantizedKV:
         aux_channels: bf16 [nnz, Hkv, c] outlier channels of K, or None.
         indptr: int32 [B+1] token offsets it was quantised with.
         config, stats: as in QuantizedQuery.
+
+    Made by quantize_kv(). The constructor checks every shape, dtype, device and stride (ValueError).
     """
 
     k: torch.Tensor
@@ -69,6 +121,16 @@ class QuantizedKV:
     indptr: torch.Tensor
     config: KVCacheConfig
     stats: SmoothingStats | None
+
+    def __post_init__(self) -> None:
+        _check_low_bit("kv", self.config)
+        check_tensor("kv.k", self.k, shape=("nnz", "Hkv", "D"))
+        check_layout("kv", self, ragged_layout(self.config, self.num_tokens), device=self.device)
+        check_tensor("kv.indptr", self.indptr, shape=("B+1",), dtype=torch.int32)
+        if self.v_scale is not None and self.indptr.device.type == "cpu":
+            bounds = check_indptr("kv.indptr", self.indptr, self.num_tokens)
+            shape = (ragged_v_scale_rows(bounds)[-1], *self.v_scale.shape[1:])
+            check_tensor("kv.v_scale", self.v_scale, shape=shape)
 
     @property
     def num_tokens(self) -> int:

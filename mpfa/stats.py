@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -193,13 +194,28 @@ def _segment_mean(name: str, x: torch.Tensor, indptr: torch.Tensor) -> torch.Ten
             f"{name}: must start at 0 and end at the number of tokens {x.shape[0]}, got {bounds[:1]}.."
             f"{bounds[-1:]}"
         )
+    if x.device.type == "cuda":
+        from mpfa.backends import cuda
+
+        cuda.require_capability("SmoothingStats.from_tensors", x.device)
+        return cuda.segment_mean(x.detach(), indptr.to(x.device))
     mean = torch.zeros((len(bounds) - 1, *x.shape[1:]), dtype=torch.float32, device=x.device)
     for b, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
         if end < begin:
             raise ValueError(f"{name}: must not decrease; request {b} goes from {begin} to {end}")
         if end > begin:
-            mean[b] = x[begin:end].double().mean(dim=0).float()
+            mean[b] = x[begin:end].detach().double().mean(dim=0).float()
     return mean
+
+
+def request_rows(bounds: Sequence[int]) -> torch.Tensor:
+    """int32 [nnz] on the CPU: the request of each ragged token, that is, its row of statistics."""
+    counts = torch.tensor(
+        [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)],
+        dtype=torch.int64,
+        device="cpu",
+    )
+    return torch.arange(len(counts), dtype=torch.int32, device="cpu").repeat_interleave(counts)
 
 
 def check_is_stats(stats: object) -> SmoothingStats:

@@ -16,6 +16,7 @@ from mpfa.errors import HALF_DTYPES, GPUArchitectureError, check_choice, dtype_n
 
 BACKENDS = ("reference",)
 OPERATIONS = ("prefill", "decode", "append")
+MIN_CUDA_CAPABILITY = (8, 0)
 # What the FP4/FP8 kernels of the design are for; named in messages, not selectable before they exist.
 PLANNED = {"sm100": "compute capability 10.x", "sm120": "12.x", "sm90": "9.x", "sim": "any CPU"}
 
@@ -33,7 +34,7 @@ def supports(
     channels: int = 0,
     causal: bool = False,
     window_left: int = -1,
-    logits_soft_cap: float = 0.0,
+    logits_soft_cap: float | None = 0.0,
     sinks: bool = False,
     return_lse: bool = False,
     dtype: torch.dtype = torch.bfloat16,
@@ -58,7 +59,7 @@ def supports(
     """
     check_choice("operation", operation, OPERATIONS)
     reasons: list[str] = []
-    backend = _backend_of(backend_or_device, reasons)
+    _check_device(backend_or_device, operation, format, reasons)
 
     def need(ok: bool, reason: str) -> None:
         if not ok:
@@ -96,22 +97,25 @@ def supports(
         )
     need(dtype in HALF_DTYPES, f"dtype {dtype_name(dtype)}: q, k, v must be bfloat16 or float16")
     need(window_left >= -1, f"window_left {window_left}: must be >= -1")
-    need(logits_soft_cap >= 0, f"logits_soft_cap {logits_soft_cap}: must be >= 0")
+    need((logits_soft_cap or 0.0) >= 0, f"logits_soft_cap {logits_soft_cap}: must be >= 0")
     need(q_len_per_request >= 1, f"q_len_per_request {q_len_per_request}: must be >= 1")
     # causal, sinks and return_lse are served by every backend of this version.
-    del causal, sinks, return_lse, backend
+    del causal, sinks, return_lse
     return not reasons, reasons
 
 
-def _backend_of(backend_or_device: str | torch.device, reasons: list[str]) -> str | None:
+def _check_device(
+    backend_or_device: str | torch.device, operation: str, format: str, reasons: list[str]
+) -> None:
+    """Add the reason why nothing serves the operation on this backend or device, if so."""
     if isinstance(backend_or_device, str):
         if backend_or_device in BACKENDS:
-            return backend_or_device
+            return
         if backend_or_device in PLANNED:
             reasons.append(
                 f"backend {backend_or_device!r}: its kernels are not part of this version of mpfa"
             )
-            return None
+            return
         try:
             device = torch.device(backend_or_device)
         except RuntimeError:
@@ -128,12 +132,28 @@ def _backend_of(backend_or_device: str | torch.device, reasons: list[str]) -> st
             f"got {type(backend_or_device).__name__}"
         )
     if device.type == "cpu":
-        return "reference"
+        return
+    if device.type == "cuda" and operation == "append":
+        reasons.extend(_append_on_cuda(device, format))
+        return
     reasons.append(
-        f"device {device}{capability_text(device)}: this version of mpfa has no GPU kernel; "
-        'CPU tensors run with backend="reference"'
+        f"device {device}{capability_text(device)}: this version of mpfa has no {operation} kernel for "
+        'it; CPU tensors run with backend="reference"'
     )
-    return None
+
+
+def _append_on_cuda(device: torch.device, format: str) -> list[str]:
+    """append, quantise, statistics and merge are portable kernels (sm_80 and later)."""
+    if not torch.cuda.is_available():
+        return [f"device {device}: torch sees no CUDA device"]
+    reasons = []
+    if torch.cuda.get_device_capability(device) < MIN_CUDA_CAPABILITY:
+        reasons.append(
+            f"device {device}{capability_text(device)}: the kernels need compute capability 8.0 or later"
+        )
+    if format == "bf16":
+        reasons.append("format 'bf16': no CUDA kernel writes it, allowed are qk4pv8, mxfp8")
+    return reasons
 
 
 def resolve_backend(backend: str, device: torch.device, operation: str) -> str:
@@ -157,7 +177,8 @@ def require_reference_device(operation: str, device: torch.device) -> None:
     """Only CPU tensors are served by this version; say so instead of falling back silently."""
     if device.type == "cpu":
         return
-    _, reasons = supports(device)
+    kind = operation if operation in OPERATIONS else "append"
+    _, reasons = supports(device, operation=kind, page_size=16)
     raise GPUArchitectureError(
         f"{operation}: no kernel for device {device}{capability_text(device)}; mpfa.supports() says: "
         f'{"; ".join(reasons)}. Move the tensors to the CPU and use backend="reference"'

@@ -20,7 +20,9 @@ from mpfa.config import (
 )
 from mpfa.errors import (
     HALF_DTYPES,
+    INT32_MAX,
     check_choice,
+    check_distinct,
     check_int,
     check_is_tensor,
     check_real,
@@ -30,7 +32,7 @@ from mpfa.errors import (
 from mpfa.merge import LSE_BASES
 from mpfa.planner import Plan, PlanRequest, make_plan
 from mpfa.quantized import QuantizedKV, QuantizedQuery
-from mpfa.stats import SmoothingStats, resolve_stats
+from mpfa.stats import SmoothingStats, request_rows, resolve_stats
 from mpfa.support import resolve_backend
 
 # The M=128 tile of the SM100 kernels; the reference backend walks the same tiles.
@@ -160,6 +162,11 @@ def partition_tokens(fixed_split_pages: int | None, page_size: int | None, defau
             f"fixed_split_pages: a partition must be a multiple of {KV_BLOCK} tokens, got "
             f"{fixed_split_pages} pages x {page_size} = {tokens} tokens"
         )
+    if tokens > INT32_MAX:
+        raise ValueError(
+            f"fixed_split_pages: a partition must have at most {INT32_MAX} tokens, got "
+            f"{fixed_split_pages} pages = {tokens} tokens"
+        )
     return tokens
 
 
@@ -281,12 +288,15 @@ class AttentionWrapper:
             )
         # why: a graph holds the address of the metadata; its capacity does not change over replans.
         if self._metadata is None or self._metadata.numel() < plan.metadata_bytes:
-            self._metadata = torch.empty(
-                plan.metadata_bytes, dtype=torch.uint8, device=self._workspace.device
-            )
+            # why: a buffer made in inference mode could not be written by a plan() outside of it.
+            with torch.inference_mode(False):
+                self._metadata = torch.empty(
+                    plan.metadata_bytes, dtype=torch.uint8, device=self._workspace.device
+                )
         plan.upload(self._metadata)
         self._plan, self._spec = plan, spec
 
+    @torch.no_grad()
     def _run(
         self,
         q: torch.Tensor | QuantizedQuery,
@@ -317,10 +327,12 @@ class AttentionWrapper:
         else:
             dtypes = (*HALF_DTYPES, torch.float32)
             check_tensor("out", out, shape=shape, dtype=dtypes, device=self.device)
+            check_distinct("out", out)
         if lse is None:
             lse = torch.empty(shape[:2], dtype=torch.float32, device=self.device)
         else:
             check_tensor("lse", lse, shape=shape[:2], dtype=torch.float32, device=self.device)
+            check_distinct("lse", lse)
         inputs = Inputs(q, kv, config, stats, sinks, out, lse)
         from mpfa.backends import reference
 
@@ -494,7 +506,5 @@ def resolve_query_rows(
     """Stats and the request row of each query token, as quantise functions take them."""
     rows = None
     if stats is not None and not stats.is_static:
-        counts = plan.qo_indptr[1:] - plan.qo_indptr[:-1]
-        rows = torch.repeat_interleave(torch.arange(plan.batch_size), counts.long())
-        rows = rows.to(device=device, dtype=torch.int32)
+        rows = request_rows(plan.qo_indptr.tolist()).to(device)
     return resolve_stats(config, stats, rows, plan.nnz_qo, device)

@@ -26,7 +26,7 @@ from mpfa.reference.replay import (
     exp2_rounded,
     scheme_for,
 )
-from mpfa.stats import SmoothingStats
+from mpfa.stats import SmoothingStats, request_rows
 
 
 def quantize_query(
@@ -154,6 +154,7 @@ class ReferenceRun:
         """The query of the whole batch, quantised into the workspace, then dequantised."""
         q = self.inputs.q
         if self.config.format == "bf16":
+            ref.require_finite("q", q)
             return QueryOperands(q.float())
         if not isinstance(q, QuantizedQuery):
             from mpfa.wrapper import resolve_query_rows
@@ -178,13 +179,16 @@ class ReferenceRun:
     def _prepare_kv(self) -> None:
         """Ragged bf16/fp16 K and V of a low-bit format are quantised once per run."""
         kv = self.inputs.kv
-        if not isinstance(kv, tuple) or self.config.format == "bf16":
+        if not isinstance(kv, tuple):
+            return
+        if self.config.format == "bf16":
+            ref.require_finite("k", kv[0])
+            ref.require_finite("v", kv[1])
             return
         bounds = self.kv_indptr
         rows = None
         if self.stats is not None and not self.stats.is_static:
-            counts = torch.tensor([e - b for b, e in zip(bounds, bounds[1:], strict=False)])
-            rows = torch.repeat_interleave(torch.arange(len(bounds) - 1), counts).to(torch.int32)
+            rows = request_rows(bounds)
         self.inputs_kv = quantize_kv(
             kv[0], kv[1], self.config, self.plan.kv_indptr, bounds, self.stats, rows
         )
@@ -235,8 +239,8 @@ class ReferenceRun:
         self.inputs_kv = self.inputs.kv
         self._prepare_kv()
         shape = (plan.nnz_qo, spec.num_kv_heads, spec.group_size)
-        out = torch.full((*shape, spec.head_dim), torch.nan)
-        lse = torch.full(shape, torch.nan)
+        out = self.query.q.new_full((*shape, spec.head_dim), torch.nan)
+        lse = self.query.q.new_full(shape, torch.nan)
         # Items of one request one after another: their order changes no result.
         valid = self.items[self.items[:, 0] >= 0]
         for item in valid[torch.argsort(valid[:, 0], stable=True)].tolist():
@@ -275,7 +279,7 @@ class ReferenceRun:
             out[rows, :, heads] = o
             lse[rows, :, heads] = item_lse
             return
-        target = torch.arange(q_len) * stride + partial_row
+        target = torch.arange(q_len, device=out.device) * stride + partial_row
         shape = (-1, spec.num_kv_heads, spec.group_size)
         for i, head in enumerate(heads):
             self.partial_o.view(*shape, spec.head_dim)[target, :, head] = o[:, :, i]
@@ -289,7 +293,7 @@ class ReferenceRun:
             if count == 0:
                 continue
             tokens = (counts == count).nonzero().flatten()
-            rows = begins[tokens] + torch.arange(count)[:, None]
+            rows = begins[tokens] + torch.arange(count, device=out.device)[:, None]
             out[tokens], lse[tokens] = merge_base2(self.partial_o[rows], self.partial_lse[rows])
 
     def _finish(self, out: torch.Tensor, lse: torch.Tensor) -> None:

@@ -30,9 +30,12 @@ _E2M1_BOUNDS = (
 )
 
 _E2M1_VALUES = E2M1_MAGNITUDES + tuple(-m for m in E2M1_MAGNITUDES)
-# Row b holds the two values of packed byte b, even channel first.
+# Row b holds the two values of packed byte b, even channel first. On the CPU whatever the default
+# device is: mpfa may be imported inside `with torch.device("meta")`.
 _E2M1_PAIRS = torch.tensor(
-    [(_E2M1_VALUES[b & 15], _E2M1_VALUES[b >> 4]) for b in range(256)], dtype=torch.float32
+    [(_E2M1_VALUES[b & 15], _E2M1_VALUES[b >> 4]) for b in range(256)],
+    dtype=torch.float32,
+    device="cpu",
 )
 
 

@@ -92,9 +92,7 @@ def tile_scores(
     S = A_comp B_comp^T + Q K^T (paper equation 11): the bf16 product opens the accumulator.
     """
     num_kv_heads = kv.k.shape[1]
-    picked = (torch.arange(num_kv_heads)[:, None] * group_size + torch.tensor(heads)).to(
-        kv.k.device
-    )
+    picked = _query_heads(heads, group_size, num_kv_heads, kv.k.device)
     q = query.q[:, picked].permute(1, 2, 0, 3).double()
     k = kv.k[begin:end].permute(1, 2, 0).double().unsqueeze(1)
     scores = q @ k
@@ -114,6 +112,14 @@ def tile_scores(
             b[:, :, first : first + values.shape[1]] = values.unsqueeze(1)
         scores = scores + a @ b
     return scores.float()
+
+
+def _query_heads(
+    heads: list[int], group_size: int, num_kv_heads: int, device: torch.device
+) -> torch.Tensor:
+    """int64 [Hkv, g]: query heads h*G + heads[i]."""
+    first = torch.arange(num_kv_heads, device=device)[:, None] * group_size
+    return first + torch.tensor(heads, device=device)
 
 
 def visible_mask(tile: TileSpec, num_rows: int, device: torch.device) -> torch.Tensor:
@@ -145,20 +151,22 @@ def attend_tile(
     num_rows, num_kv_heads, dim = query.q.shape[0], kv.k.shape[1], kv.v.shape[2]
     if tile.kv_end <= tile.kv_begin or num_rows == 0:
         o = query.q.new_zeros((num_rows, num_kv_heads, len(heads), dim))
-        return o, torch.full(o.shape[:3], -torch.inf, device=o.device)
+        return o, o.new_full(o.shape[:3], -torch.inf)
     scores = tile_scores(query, kv, heads, group_size, tile.kv_begin, tile.kv_end)
-    exponent_scale = torch.tensor(tile.sm_scale * LOG2E, dtype=torch.float32)
+    exponent_scale = tile.sm_scale * LOG2E
     if tile.logits_soft_cap > 0.0:
         if query.row_term is not None:
-            picked = torch.arange(num_kv_heads)[:, None] * group_size + torch.tensor(heads)
+            picked = _query_heads(heads, group_size, num_kv_heads, scores.device)
             scores = scores + query.row_term[:, picked].permute(1, 2, 0).unsqueeze(-1)
         cap = tile.logits_soft_cap
         scores = cap * torch.tanh(scores * (tile.sm_scale / cap))
-        exponent_scale = torch.tensor(LOG2E, dtype=torch.float32)
+        exponent_scale = LOG2E
     mask = visible_mask(tile, num_rows, scores.device)
     scores = scores.masked_fill(~mask, -torch.inf).flatten(1, 2)
     v = kv.v[tile.kv_begin : tile.kv_end].transpose(0, 1)
-    o, lse = online_softmax(scores, v, float(exponent_scale), scheme)
+    # Kernels take the factor as fp32.
+    factor = float(torch.tensor(exponent_scale, dtype=torch.float32, device="cpu"))
+    o, lse = online_softmax(scores, v, factor, scheme)
     o = o.view(num_kv_heads, len(heads), num_rows, dim).permute(2, 0, 1, 3)
     return o, lse.view(num_kv_heads, len(heads), num_rows).permute(2, 0, 1)
 
@@ -256,7 +264,7 @@ def _walk_running_max(
             o = alpha.unsqueeze(-1) * o + products[j]
             previous = running[first + j]
     lse = exponent_scale * anchor[-1] + torch.log2(total)
-    return _normalise(o, total, factor), torch.where(total > 0, lse, -torch.inf)
+    return _normalise(o, total, factor), torch.where(total == 0, -torch.inf, lse)
 
 
 def _walk_tile_exponents(
@@ -292,13 +300,14 @@ def _walk_tile_exponents(
             o = alpha.unsqueeze(-1) * o + weight.unsqueeze(-1) * products[j]
             previous = running[first + j]
     lse = anchor[-1] + torch.log2(total) - 8.0
-    return _normalise(o, total, 1.0), torch.where(total > 0, lse, -torch.inf)
+    return _normalise(o, total, 1.0), torch.where(total == 0, -torch.inf, lse)
 
 
 def _normalise(o: torch.Tensor, total: torch.Tensor, factor: float) -> torch.Tensor:
-    filled = total > 0
-    inverse = torch.where(filled, factor * total, 1.0).unsqueeze(-1)
-    return torch.where(filled.unsqueeze(-1), o / inverse, 0.0)
+    # A NaN among the inputs is not an empty row: it must reach the output.
+    empty = total == 0
+    divisor = torch.where(empty, 1.0, factor * total).unsqueeze(-1)
+    return torch.where(empty.unsqueeze(-1), 0.0, o / divisor)
 
 
 def attend_request(
@@ -320,7 +329,7 @@ def attend_request(
     group = num_qo_heads // num_kv_heads
     scale = 1.0 / math.sqrt(dim) if sm_scale is None else sm_scale
     o = query.q.new_zeros((qo_len, num_kv_heads, group, kv.v.shape[2]))
-    lse = torch.full(o.shape[:3], -torch.inf, device=o.device)
+    lse = o.new_full(o.shape[:3], -torch.inf)
     for begin in range(0, qo_len, 128):
         rows = slice(begin, min(begin + 128, qo_len))
         last = begin + (rows.stop - begin) + kv_len - qo_len if causal else kv_len

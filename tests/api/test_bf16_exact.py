@@ -257,3 +257,19 @@ def test_one_key_gives_its_value_and_its_logit() -> None:
     assert torch.equal(out[0], batch.v[0][0].repeat_interleave(2, dim=0))
     assert torch.equal(out.double(), want)
     assert_lse_close(lse, want_lse, 1e-5)
+
+
+@pytest.mark.parametrize("format", ["bf16", "qk4pv8", "mxfp8"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_values_that_are_not_finite_are_refused(name: str, value: float, format: str) -> None:
+    """A NaN score would look like a row without keys; no format lets it through."""
+    batch = make_batch([3], [140], 2, 1, 64, seed=4)
+    tensors = {"q": batch.q[0], "k": batch.k[0], "v": batch.v[0]}
+    tensors[name][2, 0, 5] = value
+    with pytest.raises(ValueError, match=rf"{name}: value {value} at index \(2, 0, 5\)"):
+        mpfa.single_prefill(**tensors, format=format)
+    if name == "q":
+        pages = paged(batch, config_for(batch, format))
+        with pytest.raises(ValueError, match="q: value"):
+            run_prefill(batch, pages.cache, table=pages.table, page_size=128)

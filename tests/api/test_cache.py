@@ -247,6 +247,19 @@ def test_constructor_takes_views_with_any_outer_strides() -> None:
     assert cache.k is k and cache.num_pages == 3
 
 
+@pytest.mark.parametrize("c,name", TENSOR_CASES, ids=TENSOR_IDS)
+def test_constructor_refuses_pages_that_share_memory(c: mpfa.KVCacheConfig, name: str) -> None:
+    good = parts(c)
+    shape = good[name].shape
+    one = good[name][:1].expand(shape)
+    flat = good[name].flatten()
+    page = flat.numel() // shape[0]
+    overlap = flat.as_strided(shape, (page - 1, *good[name].stride()[1:]))
+    for bad in (one, overlap):
+        with pytest.raises(ValueError, match=f"cache.{name}: its elements must not share memory"):
+            mpfa.PagedKVCache(config=c, **{**good, name: bad})
+
+
 def test_bound_stats_must_be_static_and_fit() -> None:
     c = config("qk4pv8", "mean")
     static = mpfa.SmoothingStats(torch.zeros(8, 128), torch.zeros(2, 128))

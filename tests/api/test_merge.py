@@ -91,6 +91,16 @@ def test_empty_states(base: str, n: int) -> None:
     assert (out[1] == 0).all() and (merged[1] == -math.inf).all()
 
 
+@pytest.mark.parametrize("base", sorted(BASES))
+def test_nan_is_not_an_empty_state(base: str) -> None:
+    v, lse = torch.ones(2, 3, 1, 64), torch.zeros(2, 3, 1)
+    lse[0, 0] = math.nan
+    v[1, 1] = math.nan
+    out, merged = mpfa.merge_states(v, lse, base)
+    assert out[:2].isnan().all() and (out[2] == 1).all()
+    assert merged[:, 0].isnan().tolist() == [True, False, False]
+
+
 def test_order_of_magnitude_of_lse_does_not_matter() -> None:
     for offset in (-1e4, 0.0, 1e4):
         v = torch.stack([torch.zeros(1, 1, 64), torch.ones(1, 1, 64)])

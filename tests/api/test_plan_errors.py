@@ -144,6 +144,13 @@ ALL = ["prefill", "decode", "ragged"]
             {"config": mpfa.KVCacheConfig("qk4pv8", 2, 64, 32, 8)},
             r"page_size: plan says 16, config says 32",
         ),
+        # numbers that no int32 holds
+        (ALL, {"window_left": 2**31}, r"window_left: must be <= 2147483647, got 2147483648"),
+        (ALL, {"window_left": 2**70}, r"window_left: must be <= 2147483647"),
+        (ALL, {"fixed_split_pages": 2**62}, r"fixed_split_pages: must be <= 2147483647"),
+        (ALL, {"fixed_split_pages": 2**28}, r"fixed_split_pages: .*at most 2147483647 tokens"),
+        (["decode"], {"q_len_per_request": 2**40}, r"q_len_per_request: must be <= 2147483647"),
+        (["decode"], {"q_len_per_request": 2**30}, r"q_len_per_request: .*2 requests x 1073741824"),
         (["decode"], {"q_len_per_request": 0}, r"q_len_per_request: must be >= 1, got 0"),
         (["prefill"], {"paged_kv_last_page_len": None}, r"paged_kv_last_page_len: required"),
         (["ragged"], {"paged_kv_last_page_len": int32([1, 1])}, r"paged_kv_indices: required"),

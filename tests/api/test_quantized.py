@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -365,3 +366,57 @@ def test_strided_query_views(format, compensation, channels) -> None:
     assert_same_bits(a.q_scale, b.q_scale)
     with pytest.raises(ValueError, match="q: the last dimension must be contiguous"):
         mpfa.quantize_query(q.mT.contiguous().mT, config, stats)
+
+
+def tensor_faults(t: torch.Tensor):
+    """(changed tensor, what the message says): one fault of each kind."""
+    other = torch.float32 if t.element_size() == 1 else torch.float64
+    yield torch.zeros(t.shape, dtype=other), "dtype must be"
+    yield t[..., :1], "shape must be"
+    yield t[:, :1], "shape must be"
+    yield t.flatten(), "shape must be"
+    yield torch.zeros((*t.shape, 2), dtype=t.dtype)[..., 0], "the last dimension must be contiguous"
+
+
+@LOW_BIT
+def test_constructors_refuse_each_wrong_tensor(format, compensation, channels) -> None:
+    """A scale with one column or one head would otherwise be broadcast without a word."""
+    batch = mixed_batch()
+    config = config_for(batch, format, compensation, channels)
+    stats = static_stats(batch, compensation, channels)
+    q = mpfa.quantize_query(batch.query, config, stats)
+    kv = mpfa.quantize_kv(*batch.kv, config, offsets(batch.kv_lens), stats)
+    names = {
+        q: ("q", "q_scale", "a_comp", "row_term"),
+        kv: ("k", "k_scale", "v", "v_scale", "aux_delta", "aux_channels"),
+    }
+    for operand, fields in names.items():
+        owner = "q" if operand is q else "kv"
+        for name in fields:
+            t = getattr(operand, name)
+            if t is None:
+                with pytest.raises(ValueError, match=rf"{owner}\.{name}: not used by format"):
+                    dataclasses.replace(operand, **{name: torch.zeros(3)})
+                continue
+            for bad, match in tensor_faults(t):
+                if bad.shape == t.shape and match.startswith("shape"):
+                    continue
+                with pytest.raises(ValueError, match=rf"{owner}\.\w+: {match}"):
+                    dataclasses.replace(operand, **{name: bad})
+            with pytest.raises((ValueError, TypeError), match=rf"{owner}\.{name}: "):
+                dataclasses.replace(operand, **{name: None})
+    with pytest.raises(ValueError, match=r"q\.config\.format: must be one of 'qk4pv8', 'mxfp8'"):
+        dataclasses.replace(q, config=config_for(batch, "bf16"))
+    with pytest.raises(ValueError, match=r"q\.dtype: must be one of"):
+        dataclasses.replace(q, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"kv\.indptr: dtype must be int32"):
+        dataclasses.replace(kv, indptr=kv.indptr.long())
+
+
+def test_v_scale_rows_follow_indptr() -> None:
+    batch = mixed_batch()
+    kv = mpfa.quantize_kv(*batch.kv, config_for(batch, "mxfp8"), offsets(batch.kv_lens))
+    with pytest.raises(ValueError, match=r"kv.v_scale: shape must be \[11, 2, 64\], got \[10,"):
+        dataclasses.replace(kv, v_scale=kv.v_scale[:-1])
+    with pytest.raises(ValueError, match=r"kv.v_scale: shape must be \[10, 2, 64\], got \[11,"):
+        dataclasses.replace(kv, indptr=int32([0, 290]))

@@ -92,6 +92,21 @@ def test_q_must_match_a_ragged_plan(change, error, match, compensation) -> None:
         wrapper.run(change(batch.query), batch.kv)
 
 
+def test_results_must_not_share_memory() -> None:
+    """Expanded or overlapping buffers cannot hold a result."""
+    wrapper, batch, pages, _ = prefill()
+    q = batch.query
+    row = torch.empty(1, 4, 64, dtype=torch.bfloat16)
+    flat = torch.empty(12 * 4 * 64, dtype=torch.bfloat16)
+    for out in (row.expand(12, 4, 64), flat.as_strided((12, 4, 64), (128, 64, 1))):
+        with pytest.raises(ValueError, match=r"out: its elements must not share memory"):
+            wrapper.run(q, pages.cache, out=out)
+    with pytest.raises(ValueError, match=r"lse: its elements must not share memory"):
+        wrapper.run(q, pages.cache, lse=torch.empty(1, 4).expand(12, 4))
+    with pytest.raises(ValueError, match=r"lse: its elements must not share memory"):
+        wrapper.run(q, pages.cache, lse=torch.empty(48).as_strided((12, 4), (3, 1)))
+
+
 def test_kv_of_another_kind_is_refused() -> None:
     wrapper, batch, pages, config = prefill()
     ragged, _, _, _ = prefill(False)

@@ -147,6 +147,10 @@ def test_one_reason_per_bad_feature(name, value, reason) -> None:
     assert not ok and len(reasons) == 1 and re.match(reason, reasons[0]), reasons
 
 
+def test_no_soft_cap_may_be_none_as_in_plan() -> None:
+    assert mpfa.supports("cpu", logits_soft_cap=None) == (True, [])
+
+
 def test_small_mxfp8_pages_say_why() -> None:
     for page_size in (1, 16):
         ok, reasons = mpfa.supports("cpu", format="mxfp8", page_size=page_size)

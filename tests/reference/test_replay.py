@@ -25,6 +25,7 @@ from mpfa.reference.replay import (
     TileSpec,
     attend_request,
     attend_tile,
+    online_softmax,
     scheme_for,
 )
 
@@ -469,3 +470,13 @@ def test_no_keys_and_no_rows() -> None:
     assert o.shape == (2, 1, 2, 64) and (o == 0).all() and (lse == -torch.inf).all()
     o, lse = attend_tile(QueryOperands(q.q[:0]), kv, [0, 1], 2, tile, Scheme(128, "none"))
     assert o.shape == (0, 1, 2, 64) and lse.shape == (0, 1, 2)
+
+
+def test_nan_is_not_an_empty_row() -> None:
+    scores = torch.zeros(1, 3, 256)
+    scores[0, 0, 200] = math.nan
+    scores[0, 1] = -math.inf
+    o, lse = online_softmax(scores, torch.ones(1, 256, 64), 1.0, Scheme(128, "none"))
+    assert o[0, 0].isnan().all() and lse[0, 0].isnan()
+    assert (o[0, 1] == 0).all() and lse[0, 1] == -math.inf
+    assert (o[0, 2] == 1).all() and lse[0, 2] == 8

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes and offsets of the plan's sections, metadata then scratch, for one batch or, for graph capture,
-// for every batch within three limits. docs/planner.md derives the bounds.
+// Sizes and offsets of the plan's sections, metadata then scratch, for one batch or, for graph
+// capture, for every batch within three limits. docs/planner.md derives the bounds.
 #pragma once
 
 #include <algorithm>
