@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// State behind the replacement runtime: registered programs, kernels, streams, pending errors.
+#ifndef PTXSIM_RUNTIME_H_
+#define PTXSIM_RUNTIME_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fatbin.h"
+#include "lower.h"
+#include "machine.h"
+
+namespace ptxsim {
+
+// One registered fatbin. The image for the simulated device is chosen, scanned and given memory for
+// its variables at first use.
+struct Program {
+  const void* fatbin = nullptr;
+  size_t size = 0;
+  std::shared_ptr<Module> module;
+  std::map<std::string, void*> variables;
+  std::map<std::string, std::unique_ptr<Kernel>> kernels;
+  bool loaded = false;
+  void load();
+  void place_variables();  // memory and initial values of the module's variables
+  const Kernel& kernel(const std::string& name);
+};
+
+struct FunctionEntry {
+  Program* program = nullptr;
+  std::string name;
+  int max_dynamic_smem = 0;  // set by cudaFuncSetAttribute, 0 = the default of 48 KB
+  bool non_portable_cluster = false;
+};
+
+struct VariableEntry {
+  Program* program = nullptr;
+  std::string name;
+  size_t size = 0;
+};
+
+// Work recorded by stream capture.
+struct Graph {
+  std::vector<std::function<void()>> nodes;
+};
+
+struct Stream {
+  std::shared_ptr<Graph> capture;
+  bool invalidated = false;
+};
+
+struct Runtime {
+  std::recursive_mutex mutex;
+  std::vector<std::unique_ptr<Program>> programs;
+  std::map<const void*, std::unique_ptr<FunctionEntry>> functions;  // by host stub address
+  std::map<const void*, VariableEntry> host_variables;
+  std::map<void*, std::unique_ptr<Stream>> streams;
+  Err last_error = Err::kSuccess;
+  Err pending_error = Err::kSuccess;  // of a launch, reported by the next synchronisation too
+  std::string last_message;
+  FunctionEntry& function(
+      const void* handle);  // host stub or cudaKernel_t; throws kInvalidDeviceFunction
+};
+Runtime& runtime();
+
+// Runs f, turns a SimError into its code, prints the message once and remembers it.
+int guarded(const std::function<void()>& f);
+
+// Device selection for PTXSIM_DEVICE=auto.
+void choose_device(const std::string& target);
+void choose_device_early();
+
+Stream* stream_of(void* handle);
+// Executes now, or records when the stream is capturing.
+void submit(void* stream, std::function<void()> work);
+void launch_function(FunctionEntry& f, const uint32_t grid[3], const uint32_t block[3], size_t smem,
+                     void** args, void* stream, const LaunchAttributes& attributes);
+
+// Device memory with a guard page behind it: an access past the end (rounded up to 256 bytes)
+// faults at once.
+void* device_alloc(size_t bytes, const char* what);
+bool device_free(void* p);
+
+}  // namespace ptxsim
+
+#endif  // PTXSIM_RUNTIME_H_
