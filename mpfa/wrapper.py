@@ -319,8 +319,10 @@ class AttentionWrapper:
         heads = spec.num_qo_heads
         if sinks is not None:
             check_tensor("sinks", sinks, shape=(heads,), dtype=torch.float32, device=self.device)
-            if sinks.device.type == "cpu" and bool((sinks.isnan() | sinks.isposinf()).any()):
-                raise ValueError("sinks: must be finite or -inf, found NaN or +inf")
+            # why the factor: the sink joins a base-2 LSE, where 2.4e38 would already be infinite.
+            base2 = sinks * math.log2(math.e)
+            if sinks.device.type == "cpu" and bool((base2.isnan() | base2.isposinf()).any()):
+                raise ValueError("sinks: must be -inf or below 2.3e38, found NaN, +inf or more")
         shape = (plan.nnz_qo, heads, spec.head_dim)
         if out is None:
             out = torch.empty(shape, dtype=q_dtype, device=self.device)
