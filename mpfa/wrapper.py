@@ -32,7 +32,7 @@ from mpfa.errors import (
 from mpfa.merge import LSE_BASES
 from mpfa.planner import Plan, PlanRequest, make_plan
 from mpfa.quantized import QuantizedKV, QuantizedQuery
-from mpfa.stats import SmoothingStats, request_rows, resolve_stats
+from mpfa.stats import SmoothingStats
 from mpfa.support import resolve_backend
 
 # The M=128 tile of the SM100 kernels; the reference backend walks the same tiles.
@@ -314,7 +314,7 @@ class AttentionWrapper:
         if self.device.type == "cuda" and not self._use_cuda_graph:
             _refuse_capture(type(self).__name__)
         config, stats = self._check_kv(plan, spec, kv, stats)
-        stats = self._fix_stats(plan, config, q, kv, stats)
+        stats = self._request_means(plan, config, q, kv, stats)
         q_dtype = self._check_q(plan, spec, q, config, stats)
         heads = spec.num_qo_heads
         if sinks is not None:
@@ -418,7 +418,7 @@ class AttentionWrapper:
             )
         stats.check_against(config, device=self.device, batch_size=plan.batch_size)
 
-    def _fix_stats(
+    def _request_means(
         self,
         plan: Plan,
         config: KVCacheConfig,
@@ -500,13 +500,3 @@ def _refuse_capture(wrapper: str) -> None:
             f"{wrapper}: run() is being captured into a CUDA graph; construct the wrapper with "
             "use_cuda_graph=True and its max_* limits"
         )
-
-
-def resolve_query_rows(
-    config: KVCacheConfig, stats: SmoothingStats | None, plan: Plan, device: torch.device
-) -> tuple[SmoothingStats | None, torch.Tensor | None]:
-    """Stats and the request row of each query token, as quantise functions take them."""
-    rows = None
-    if stats is not None and not stats.is_static:
-        rows = request_rows(plan.qo_indptr.tolist()).to(device)
-    return resolve_stats(config, stats, rows, plan.nnz_qo, device)

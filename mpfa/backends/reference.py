@@ -26,7 +26,7 @@ from mpfa.reference.replay import (
     exp2_rounded,
     scheme_for,
 )
-from mpfa.stats import SmoothingStats, request_rows
+from mpfa.stats import SmoothingStats, request_rows, resolve_stats
 
 
 def quantize_query(
@@ -157,9 +157,10 @@ class ReferenceRun:
             ref.require_finite("q", q)
             return QueryOperands(q.float())
         if not isinstance(q, QuantizedQuery):
-            from mpfa.wrapper import resolve_query_rows
-
-            stats, rows = resolve_query_rows(self.config, self.stats, self.plan, q.device)
+            rows = None
+            if self.stats is not None and not self.stats.is_static:
+                rows = request_rows(self.qo_indptr)
+            stats, rows = resolve_stats(self.config, self.stats, rows, q.shape[0], q.device)
             q = quantize_query(q, self.config, stats, rows)
         parts = {"q": q.q, "q_scale": q.q_scale, "a_comp": q.a_comp, "row_term": q.row_term}
         stored = {}
