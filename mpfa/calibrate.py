@@ -43,7 +43,14 @@ def calibrate(
     if channels == 0 and not center:
         raise ValueError("channels: must be >= 1 when center=False, got 0")
     q_sums, k_sums = _Moments("q"), _Moments("k")
-    for q, k in samples:
+    for index, sample in enumerate(samples):
+        # why the class check: a single pair (q, k) is iterable too, and so is a tensor.
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            raise TypeError(
+                f"samples: expected pairs (q, k), got {type(sample).__name__} at index {index}; pass "
+                "[(q, k)] for one pair"
+            )
+        q, k = sample
         q_sums.add(q)
         k_sums.add(k)
     q_mean, q_second = q_sums.finish(center)

@@ -283,3 +283,10 @@ def test_bound_stats_must_be_static_and_fit() -> None:
     with pytest.raises(ValueError, match="stats.q_mean: .*needs q_mean"):
         both = config("qk4pv8", "mean+channels", 4)
         mpfa.PagedKVCache.allocate(both, 1, "cpu", mpfa.SmoothingStats(channel_index=index))
+
+
+def test_allocate_on_a_gpu_that_is_not_there(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = mpfa.KVCacheConfig("qk4pv8", 2, 64, 16, 4)
+    with pytest.raises(ValueError, match="device: torch sees no CUDA device, got cuda"):
+        mpfa.PagedKVCache.allocate(config, 1, "cuda")

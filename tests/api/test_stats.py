@@ -207,6 +207,13 @@ def test_calibrate_with_centring_ranks_what_is_left_after_it() -> None:
     assert mpfa.calibrate([(q, k)], channels=1, center=False).channel_index.tolist() == [[10]]
 
 
+@pytest.mark.parametrize("as_list", [False, True])
+def test_calibrate_takes_pairs_and_says_so(as_list: bool) -> None:
+    q, k = torch.zeros(3, 4, 64), torch.zeros(3, 2, 64)
+    with pytest.raises(TypeError, match=r"samples: expected pairs \(q, k\), got Tensor at index 0"):
+        mpfa.calibrate([q, k] if as_list else (q, k))
+
+
 @pytest.mark.parametrize(
     "samples,kwargs,error,match",
     [
