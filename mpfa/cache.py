@@ -108,13 +108,14 @@ class PagedKVCache:
         """
         check_is_config(config)
         check_int("num_pages", num_pages, 0)
-        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device: torch sees no CUDA device, got {device}")
-        tensors = {
-            name: torch.zeros(want[0], dtype=want[1], device=device)
-            for name, want in page_layout(config, num_pages).items()
-            if want is not None
-        }
+        try:
+            tensors = {
+                name: torch.zeros(want[0], dtype=want[1], device=device)
+                for name, want in page_layout(config, num_pages).items()
+                if want is not None
+            }
+        except AssertionError as error:  # what a torch without CUDA says of device="cuda"
+            raise ValueError(f"device: cannot allocate on {device}: {error}") from error
         return PagedKVCache(config=config, stats=stats, **tensors)
 
     @property
