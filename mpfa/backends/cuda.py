@@ -22,8 +22,8 @@ from mpfa.config import COMPENSATION_SLOTS, MX_BLOCK, NVFP4_BLOCK, KVCacheConfig
 from mpfa.errors import GPUArchitectureError
 from mpfa.quantized import QuantizedKV, QuantizedQuery, ragged_v_scale_rows
 from mpfa.stats import SmoothingStats
+from mpfa.support import MIN_CUDA_CAPABILITY
 
-MIN_CAPABILITY = (8, 0)
 COMBINE_HEAD_DIMS = (64, 128, 256)
 
 _LIBRARY = torch.library.Library("mpfa", "DEF")
@@ -162,10 +162,10 @@ def _merge_base2(v, lse, out, lse_out, pdl) -> None:
 def require_capability(operation: str, device: torch.device) -> None:
     """GPUArchitectureError for a GPU older than Ampere."""
     found = torch.cuda.get_device_capability(device)
-    if found < MIN_CAPABILITY:
+    if found < MIN_CUDA_CAPABILITY:
         raise GPUArchitectureError(
             f"{operation}: compute capability {found[0]}.{found[1]} ({device}), the kernels need "
-            f"{MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or later"
+            f"{MIN_CUDA_CAPABILITY[0]}.{MIN_CUDA_CAPABILITY[1]} or later"
         )
 
 

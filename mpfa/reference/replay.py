@@ -15,14 +15,13 @@ from dataclasses import dataclass
 
 import torch
 
-from mpfa.reference.codecs import e4m3_decode, e4m3_encode
+from mpfa.reference.codecs import E4M3_MAX, e4m3_decode, e4m3_encode
 
 LOG2E = math.log2(math.e)
 # Blocks handled by one batched product; bounds the temporary memory, not the result.
 _BLOCKS_PER_CHUNK = 32
 # Elements of one torch.exp2 call; a multiple of every vector width.
 _EXP2_PIECE = 1 << 14
-_E4M3_MAX = 448.0
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,7 @@ def _quantise_p(p: torch.Tensor, p_mode: str) -> tuple[torch.Tensor, float]:
         scale = torch.ldexp(torch.ones_like(peak), step)
         coded = e4m3_decode(e4m3_encode(blocks / scale)) * scale
         return coded.flatten(-2), 1.0
-    factor = _E4M3_MAX if p_mode == "fixed448" else 256.0
+    factor = E4M3_MAX if p_mode == "fixed448" else 256.0
     return e4m3_decode(e4m3_encode(factor * p)), factor
 
 
