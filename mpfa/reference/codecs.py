@@ -46,6 +46,24 @@ def as_fp32(name: str, t: Tensor) -> Tensor:
     return t.detach().float()
 
 
+def fma_fp32(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c in fp32 with one rounding, as the FMA instruction gives it. fp32 operands, broadcast.
+
+    The product is exact in fp64. The sum is rounded to odd there (the neighbour with the odd last
+    bit stands for everything between two fp64 numbers), so that rounding it to fp32 rounds once.
+    """
+    p, c = a.double() * b.double(), c.double()
+    total = p + c
+    part = total - p
+    error = (p - (total - part)) + (c - part)
+    bits = total.view(torch.int64)
+    # One step towards the exact sum: away from zero when the error has the sign of the total.
+    step = torch.where((error > 0) == (total > 0), 1, -1)
+    # A total of infinity has error NaN and stays.
+    bits = torch.where((error.abs() > 0) & (bits & 1 == 0), bits + step, bits)
+    return bits.view(torch.float64).float()
+
+
 def require_finite(name: str, t: Tensor, valid: Tensor | None = None) -> None:
     """Raise ValueError naming ``name`` and the first index of ``t`` that holds NaN or infinity.
 

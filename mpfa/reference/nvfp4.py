@@ -14,6 +14,7 @@ from mpfa.reference.codecs import (
     e4m3_decode,
     e4m3_encode,
     exact_divide,
+    fma_fp32,
     pack_e2m1,
     require_finite,
 )
@@ -39,12 +40,11 @@ def _encode_blocks(blocks: Tensor, amax: Tensor, divisor: float) -> tuple[Tensor
 
 
 def _squared_error(blocks: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """fp32 sum over the 16 channels, in channel order, multiply and add rounded separately."""
-    diff = blocks - e2m1_decode(codes) * e4m3_decode(scale)[..., None]
-    square = (diff * diff).movedim(-1, 0).contiguous()
-    err = square[0]
+    """fp32 sum over the 16 channels, in channel order: the first square rounded, then FMAs."""
+    diff = (blocks - e2m1_decode(codes) * e4m3_decode(scale)[..., None]).movedim(-1, 0)
+    err = diff[0] * diff[0]
     for i in range(1, NVFP4_BLOCK):
-        err += square[i]
+        err = fma_fp32(diff[i], diff[i], err)
     return err
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpfa.reference.codecs import as_fp32, require_finite
+from mpfa.reference.codecs import as_fp32, fma_fp32, require_finite
 from mpfa.reference.nvfp4 import quantize_nvfp4
 
 COMPENSATIONS = ("none", "mean", "channels", "mean+channels")
@@ -25,9 +25,9 @@ SLOTS_PER_MMA = 16
 def dot_fp32(a: Tensor, b: Tensor) -> Tensor:
     """fp32 dot product over the last dimension D in the one summation order kernels use.
 
-    Inside each 16-channel block products are added one after another, multiply and add rounded
-    separately; the D/16 block sums are then added pairwise, neighbours first. Leading dimensions
-    broadcast. D/16 must be a power of two.
+    Inside each 16-channel block the first product is rounded and the others are added one after
+    another by FMAs; the D/16 block sums are then added pairwise, neighbours first. Leading
+    dimensions broadcast. D/16 must be a power of two.
     """
     a, b = as_fp32("a", a), as_fp32("b", b)
     dim = a.shape[-1]
@@ -36,10 +36,10 @@ def dot_fp32(a: Tensor, b: Tensor) -> Tensor:
         raise ValueError(
             f"a, b: last dimensions {dim} and {b.shape[-1]}, they must be equal and 16 * 2^n"
         )
-    products = (a * b).unflatten(-1, (blocks, 16)).movedim(-1, 0).contiguous()
-    acc = products[0]
+    a, b = (t.unflatten(-1, (blocks, 16)).movedim(-1, 0) for t in torch.broadcast_tensors(a, b))
+    acc = a[0] * b[0]
     for i in range(1, 16):
-        acc += products[i]
+        acc = fma_fp32(a[i], b[i], acc)
     while acc.shape[-1] > 1:
         acc = acc[..., 0::2] + acc[..., 1::2]
     return acc[..., 0]

@@ -132,3 +132,29 @@ def test_require_finite_names_the_first_index_and_honours_valid():
         c.require_finite("key", t, valid)
     c.require_finite("key", t, torch.tensor([True, False, True, False]))
     c.require_finite("key", torch.zeros(0, 2))
+
+
+@pytest.mark.parametrize("spread", [0, 3, 30, 70])
+def test_fma_rounds_once(slow, spread):
+    """Sums near fp32 ties, where rounding to fp64 first would go the wrong way, and any others."""
+    g = np.random.default_rng(spread)
+    exponents = g.integers(-spread, spread + 1, (3, 4000))
+    a, b, third = (g.standard_normal((3, 4000)) * 2.0**exponents).astype(np.float32)
+    # Half: a*b is half an ulp of `third` away from a neighbour, give or take a*b's own last bits.
+    with np.errstate(over="ignore"):
+        near = (np.float64(a) * np.float64(b) * 2.0**24).astype(np.float32)
+    third = np.where((np.arange(4000) % 2 == 0) & np.isfinite(near), near, third)
+    got = c.fma_fp32(*(torch.from_numpy(x) for x in (a, b, third)))
+    want = [slow.fma(*values) for values in zip(a, b, third, strict=True)]
+    assert got.tolist() == [float(x) for x in want]
+
+
+def test_fma_does_not_round_twice():
+    # a*b = 2^-24 - 2^-70: just below half an ulp of 1 + 2^-23. fp64 rounds the sum to the tie, which
+    # would go to the even neighbour.
+    a = torch.tensor([(1 + 2.0**-23) * 2.0**-12, 2.0**-40, 0.0, 3e38, -3e38])
+    b = torch.tensor([(1 - 2.0**-23) * 2.0**-12, 2.0**-40, 5.0, 3e38, 3e38])
+    third = torch.tensor([1 + 2.0**-23, 1.0, -0.0, 1.0, torch.inf])
+    got = c.fma_fp32(a, b, third).tolist()
+    assert got == [1 + 2.0**-23, 1.0, 0.0, torch.inf, torch.inf]
+    assert float((a.double() * b.double() + third.double()).float()[0]) == 1 + 2.0**-22

@@ -26,11 +26,11 @@ def slow_candidate(slow, values, divisor):
 
 
 def slow_error(slow, values, codes, scale_code):
-    err = F32(0)
+    err = None
     for v, code in zip(values, codes, strict=True):
         x = F32(float(slow.e2m1[code & 7])) * (F32(-1) if code & 8 else F32(1))
         d = v - x * F32(float(slow.e4m3[scale_code]))
-        err = err + d * d
+        err = d * d if err is None else slow.fma(d, d, err) if np.isfinite(d + err) else d + err
     return err
 
 
