@@ -23,7 +23,7 @@ inline Tokens token_view(const Call& call, const char* name, const TensorView& t
   call.same_device(name, t);
   check_shape(name, t, {tokens, heads, dim});
   require(is_bf16(t) || is_fp16(t), name, t, "bfloat16 or float16");
-  return {bytes(t), byte_stride(t, 1), short_stride(name, t, 0), is_aligned(t, 16)};
+  return {bytes(t), short_stride(name, t, 1), short_stride(name, t, 0), is_aligned(t, 16)};
 }
 
 // [P, Hkv, rows, last] (paged) with stores of `alignment` bytes.
@@ -31,7 +31,7 @@ inline Pages page_view(const Call& call, const char* name, const TensorView& t, 
                        int64_t heads, int64_t rows, int64_t last, int64_t alignment) {
   call.same_device(name, t);
   check_shape(name, t, {pages, heads, rows, last});
-  return {bytes(t), byte_stride(t, 0), byte_stride(t, 1), short_stride(name, t, 2),
+  return {bytes(t), short_stride(name, t, 0), short_stride(name, t, 1), short_stride(name, t, 2),
           is_aligned(t, alignment)};
 }
 
@@ -40,7 +40,8 @@ inline Pages ragged_view(const Call& call, const char* name, const TensorView& t
                          int64_t heads, int64_t last, int64_t alignment) {
   call.same_device(name, t);
   check_shape(name, t, {tokens, heads, last});
-  return {bytes(t), 0, byte_stride(t, 1), short_stride(name, t, 0), is_aligned(t, alignment)};
+  return {bytes(t), 0, short_stride(name, t, 1), short_stride(name, t, 0),
+          is_aligned(t, alignment)};
 }
 
 // Static [heads, D] or one row per request [B, heads, D]; sets the number of rows.

@@ -30,7 +30,8 @@ void nvfp4(const TensorView& x, bool four_over_six, const TensorView& codes,
            const TensorView& scale) {
   for (int64_t i = 0; i < scale.numel(); ++i) {
     const float* in = data<float>(x) + 16 * i;
-    const Nvfp4Block b = four_over_six ? quantize_nvfp4<true>(in) : quantize_nvfp4<false>(in);
+    const Nvfp4Block b = four_over_six ? quantize_nvfp4<true>(in, amax16(in))
+                                       : quantize_nvfp4<false>(in, amax16(in));
     for (int j = 0; j < 8; ++j) {
       data<uint8_t>(codes)[8 * i + j] = static_cast<uint8_t>(b.codes[j / 4] >> (8 * (j % 4)));
     }
@@ -97,13 +98,6 @@ void bf16(const TensorView& x, const TensorView& bits) {
   }
 }
 
-// x fp32 [n, 16], int32 [n] channel masks: listed channels become +0, in place.
-void drop(const TensorView& x, const TensorView& masks) {
-  for (int64_t i = 0; i < masks.numel(); ++i) {
-    drop_channels(data<float>(x) + 16 * i, data<uint32_t>(masks)[i]);
-  }
-}
-
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4, nvfp4);
@@ -112,4 +106,3 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(mxfp8, mxfp8);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(dot, dot);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(unpack, unpack);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(bf16, bf16);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(drop, drop);

@@ -9,21 +9,37 @@ namespace {
 using namespace mpfa::bind;
 using namespace mpfa::quant;
 
+constexpr int kDim = MPFA_HEAD_DIM;  // the module's head dimension
 using Kernel = void (*)(const Qk4pv8Params);
 
+template <class In, bool kMean, bool kFourOverSix>
+Kernel kernel_of(const Qk4pv8Params& p) {
+  // Unaligned views are rare: one kernel with and without outlier channels.
+  if (!p.vector) return quant_qk4pv8<In, kDim, kMean, true, kFourOverSix, false>;
+  return p.channels > 0 ? quant_qk4pv8<In, kDim, kMean, true, kFourOverSix, true>
+                        : quant_qk4pv8<In, kDim, kMean, false, kFourOverSix, true>;
+}
+
 template <class In>
-Kernel kernel_for(bool mean, bool four_over_six) {
-  if (mean) return four_over_six ? quant_qk4pv8<In, true, true> : quant_qk4pv8<In, true, false>;
-  return four_over_six ? quant_qk4pv8<In, false, true> : quant_qk4pv8<In, false, false>;
+Kernel kernel_of(const Qk4pv8Params& p, bool four_over_six) {
+  if (p.has_mean)
+    return four_over_six ? kernel_of<In, true, true>(p) : kernel_of<In, true, false>(p);
+  return four_over_six ? kernel_of<In, false, true>(p) : kernel_of<In, false, false>(p);
 }
 
 void launch(const Call& call, Qk4pv8Params& p, bool bf16, bool four_over_six, bool pdl) {
-  const int64_t ctas = qk4pv8_grid(p);
-  if (ctas == 0) return;
-  const size_t shared = plan_shared_means(p);
-  const Kernel kernel = bf16 ? kernel_for<Bf16>(p.has_mean, four_over_six)
-                             : kernel_for<Fp16>(p.has_mean, four_over_six);
-  call.launch(kernel, linear_grid("tokens x heads", ctas), kThreads, p, pdl, shared);
+  if (p.map.num_tokens == 0) return;
+  p.vector = (p.kv_blocks == 0 || (p.k.vector && p.v.vector && p.k_out.vector && p.v_out.vector)) &&
+             (p.head_blocks == p.kv_blocks || p.q.vector);
+  const Qk4pv8Launch plan = plan_qk4pv8(p, kDim, four_over_six);
+  const Kernel kernel =
+      bf16 ? kernel_of<Bf16>(p, four_over_six) : kernel_of<Fp16>(p, four_over_six);
+  call.launch(kernel, dim3(plan.heads, plan.tiles), kRowThreads, p, pdl, plan.shared_bytes);
+}
+
+int64_t check_dim(const TensorView& t) {
+  require_value(t.size(2) == kDim, "head_dim", t.size(2), std::to_string(kDim));
+  return kDim;
 }
 
 void set_heads(Qk4pv8Params& p, int64_t num_qo_heads, int64_t num_kv_heads, bool has_kv,
@@ -106,8 +122,7 @@ void append(const TensorView& k, const TensorView& v, const OptionalTensor& q,
   const Call call(k);
   Qk4pv8Params p;
   p.map.num_tokens = token_count("k", k);
-  const int64_t heads = k.size(1), dim = k.size(2);
-  p.block_shift = block_shift_of(dim);
+  const int64_t heads = k.size(1), dim = check_dim(k);
   set_heads(p, num_qo_heads, heads, true, q.has_value());
   p.k = token_view(call, "k", k, p.map.num_tokens, heads, dim);
   p.v = token_view(call, "v", v, p.map.num_tokens, heads, dim);
@@ -131,8 +146,9 @@ void append(const TensorView& k, const TensorView& v, const OptionalTensor& q,
     require(is_bf16(t), "aux_delta", t, "bfloat16");
     call.same_device("aux_delta", t);
     check_shape("aux_delta", t, {pages, heads, p.group_size, page_size});
-    p.delta = {bytes(t), byte_stride(t, 0), byte_stride(t, 1), sizeof(uint16_t), false};
-    p.delta_group = byte_stride(t, 2);
+    p.delta = {bytes(t), short_stride("aux_delta", t, 0), short_stride("aux_delta", t, 1),
+               sizeof(uint16_t), false};
+    p.delta_group = short_stride("aux_delta", t, 2);
   }
   if (p.channels > 0) {
     if (!aux_channels.has_value()) TVM_FFI_THROW(ValueError) << "aux_channels: required, got None";
@@ -158,7 +174,6 @@ void quantize_kv(const TensorView& k, const TensorView& v, const OptionalTensor&
   const int64_t tokens = p.map.num_tokens = token_count("k", k);
   const int64_t heads = k.size(1), dim = k.size(2);
   p.map.num_slots = tokens;
-  p.block_shift = block_shift_of(dim);
   set_heads(p, num_qo_heads, heads, true, false);
   p.k = token_view(call, "k", k, tokens, heads, dim);
   p.v = token_view(call, "v", v, tokens, heads, dim);
@@ -176,8 +191,11 @@ void quantize_kv(const TensorView& k, const TensorView& v, const OptionalTensor&
     require(is_bf16(t), "aux_delta", t, "bfloat16");
     call.same_device("aux_delta", t);
     check_shape("aux_delta", t, {num_qo_heads, tokens});
-    p.delta = {bytes(t), 0, byte_stride(t, 0) * p.group_size, sizeof(uint16_t), false};
-    p.delta_group = byte_stride(t, 0);
+    p.delta_group = short_stride("aux_delta", t, 0);
+    const int64_t head = int64_t{p.delta_group} * p.group_size;
+    require_value(head < (int64_t{1} << 32), "aux_delta", head,
+                  "laid out with less than 2^32 bytes between KV heads");
+    p.delta = {bytes(t), 0, static_cast<uint32_t>(head), sizeof(uint16_t), false};
   }
   if (p.channels > 0) {
     if (!aux_channels.has_value()) TVM_FFI_THROW(ValueError) << "aux_channels: required, got None";
@@ -197,8 +215,7 @@ void quantize_query(const TensorView& q, const OptionalTensor& batch_indices,
   const Call call(q);
   Qk4pv8Params p;
   p.map.num_tokens = token_count("q", q);
-  const int64_t dim = q.size(2);
-  p.block_shift = block_shift_of(dim);
+  const int64_t dim = check_dim(q);
   set_heads(p, q.size(1), num_kv_heads, false, true);
   set_stats(call, p, q_mean, k_mean, channel_index, batch_indices, indptr, dim);
   set_query(call, p, q, q_out, q_scale, a_comp, row_term, dim);

@@ -98,7 +98,10 @@ def make_append(**changes) -> list:
             {"channel_index": torch.zeros(2, 17, dtype=torch.int32)},
             "channels: must be at most 16, or 15 with means, got 17",
         ),
-        ({"k": torch.zeros(5, 2, 96, dtype=torch.bfloat16)}, "head_dim: must be 64, 128 or 256"),
+        (
+            {"k": torch.zeros(5, 2, 96, dtype=torch.bfloat16)},
+            "head_dim: must be one of 64, 128, 256, got 96",
+        ),
     ],
 )
 def test_bindings_name_argument_value_and_what_is_allowed(simulated, changes, message):

@@ -21,31 +21,29 @@ MPFA_INLINE float amax16(const float* x) {
   return m;
 }
 
-// Squared error of the block for scale s, summed in channel order, multiply and add rounded
-// separately. A tie between two codes gives the same square either way; x - code*s has an exact
-// product, so the FMA rounds once as the reference does.
+// Squared error of the block for a scale, summed in channel order with FMAs. A tie between two
+// codes gives the same square either way; a - code*s has an exact product, so the FMA rounds once
+// as the reference does. `a` are the magnitudes.
 template <bool kCap>
-MPFA_INLINE float nvfp4_error(const float* x, float s, Reciprocal r) {
-  const float eighth = mul_rn(s, 0.125f);
+MPFA_INLINE float nvfp4_error(const float* a, const BlockScale& s) {
   float err = 0.0f;
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
-    const float a = abs_f(x[i]);
-    const float d = fma_rn(-e2m1_nearest8<kCap>(a, r.high), eighth, a);
-    const float square = mul_rn(d, d);
-    err = i == 0 ? square : add_rn(err, square);
+    const float d = fma_rn(-e2m1_nearest<kCap>(a[i], s), s.unit, a[i]);
+    err = i == 0 ? mul_rn(d, d) : fma_rn(d, d, err);
   }
   return err;
 }
 
-// Is amax/4's scale better than amax/6's? Values stay below 7 scales when neither scale is
-// subnormal or saturated.
-MPFA_INLINE bool prefer_amax4(const float* x, uint32_t scale6, float s6, Reciprocal r6,
-                              uint32_t scale4, float s4, Reciprocal r4) {
-  if (scale6 >= 8 && scale4 <= 125) {
-    return nvfp4_error<false>(x, s4, r4) < nvfp4_error<false>(x, s6, r6);
+// Is amax/4's scale better than amax/6's?
+MPFA_INLINE bool prefer_amax4(const float* x, const BlockScale& s6, const BlockScale& s4) {
+  float a[kBlock];
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) a[i] = abs_f(x[i]);
+  if (s6.code >= kFirstSafeScale && s4.code <= kLastSafeScale) {
+    return nvfp4_error<false>(a, s4) < nvfp4_error<false>(a, s6);
   }
-  return nvfp4_error<true>(x, s4, r4) < nvfp4_error<true>(x, s6, r6);
+  return nvfp4_error<true>(a, s4) < nvfp4_error<true>(a, s6);
 }
 
 // a/6 rounded to fp32, or one fp32 value beside it; never on the other side of an e4m3 boundary.
@@ -60,25 +58,21 @@ MPFA_INLINE float sixth(float a) {
 // s = e4m3(amax/6), codes e2m1(x/s); with kFourOverSix also s = e4m3(amax/4), the smaller error
 // wins and amax/6 wins a draw. A block whose scale rounds to zero has codes 0 without signs.
 template <bool kFourOverSix>
-MPFA_INLINE Nvfp4Block quantize_nvfp4(const float* x) {
-  const float amax = amax16(x);
-  Nvfp4Block out;
-  out.scale = e4m3_code(sixth(amax));
-  float s = e4m3_value(out.scale);
-  Reciprocal r = reciprocal8(s);
+MPFA_INLINE Nvfp4Block quantize_nvfp4(const float* x, float amax) {
+  BlockScale s = block_scale(e4m3_code(sixth(amax)));
   if (kFourOverSix) {
-    const uint32_t scale4 = e4m3_code(mul_rn(amax, 0.25f));
-    const float s4 = e4m3_value(scale4);
-    const Reciprocal r4 = reciprocal8(s4);
-    if (prefer_amax4(x, out.scale, s, r, scale4, s4, r4)) {
-      out.scale = scale4;
-      s = s4;
-      r = r4;
-    }
+    const BlockScale s4 = block_scale(e4m3_code(mul_rn(amax, 0.25f)));
+    if (prefer_amax4(x, s, s4)) s = s4;
   }
-  const uint32_t sign_mask = s == 0.0f ? 0u : kSignBit;
-  out.codes[0] = e2m1_x8(x, r, sign_mask);
-  out.codes[1] = e2m1_x8(x + 8, r, sign_mask);
+  Nvfp4Block out;
+  out.scale = s.code;
+  if (s.code >= kFirstSafeScale && s.code <= kLastSafeScale) {
+    out.codes[0] = e2m1_x8<false>(x, s);
+    out.codes[1] = e2m1_x8<false>(x + 8, s);
+  } else {
+    out.codes[0] = s.code == 0 ? 0u : e2m1_x8<true>(x, s);
+    out.codes[1] = s.code == 0 ? 0u : e2m1_x8<true>(x + 8, s);
+  }
   return out;
 }
 
@@ -92,19 +86,13 @@ MPFA_INLINE void encode_e4m3_16(const float* x, float factor, uint32_t* words) {
   }
 }
 
-// Continues the dot product of a 16-channel block: products added one after another, each rounded.
+// Continues the dot product of a 16-channel block by four channels: a rounded product, then FMAs.
 // `first` marks channels 0..3 of the block.
 MPFA_INLINE float dot4(float acc, const float* x, const float* m, bool first) {
-  acc = first ? mul_rn(x[0], m[0]) : add_rn(acc, mul_rn(x[0], m[0]));
-  acc = add_rn(acc, mul_rn(x[1], m[1]));
-  acc = add_rn(acc, mul_rn(x[2], m[2]));
-  return add_rn(acc, mul_rn(x[3], m[3]));
-}
-
-// Sets the channels of `mask` (bit i = channel i) to +0.
-MPFA_INLINE void drop_channels(float* x, uint32_t mask) {
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) x[i] = mask >> i & 1u ? 0.0f : x[i];
+  acc = first ? mul_rn(x[0], m[0]) : fma_rn(x[0], m[0], acc);
+  acc = fma_rn(x[1], m[1], acc);
+  acc = fma_rn(x[2], m[2], acc);
+  return fma_rn(x[3], m[3], acc);
 }
 
 }  // namespace mpfa::quant

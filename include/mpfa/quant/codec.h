@@ -45,12 +45,6 @@ MPFA_INLINE uint32_t e4m3_code(float x) {
 #endif
 }
 
-// Value of a non-negative e4m3 code. As an fp32 pattern its exponent is 120 too small, which for
-// subnormal codes gives an fp32 subnormal; the product is exact for both.
-MPFA_INLINE float e4m3_value(uint32_t code) {
-  return mul_rn(from_bits(code << 20), 1.329227995784916e36f);
-}
-
 // ---- ue8m0 ----
 
 // Byte of 2^e, e the smallest integer >= -127 with amax <= 448 * 2^e; 127 for an all-zero block.
@@ -66,61 +60,92 @@ MPFA_INLINE float ue8m0_inverse(uint32_t byte) { return from_bits((254u - byte) 
 
 // ---- e2m1 ----
 
-// 1/s in two parts, high + low = 1/s up to 2^-48. Below, q = high*x + low*x rounded once decides
-// every e2m1 boundary as the correctly rounded x/s does: s has 4 significant bits, so the boundary
-// m*s is exact in fp32, and any other fp32 x is more than 0.53 ulp away from m after the division.
-// Scaled by 8 so that the biased exponent of the rounding constant is a multiple of 4 (see below).
-struct Reciprocal {
+// Values are scaled by kUnits before rounding. In software that is 8, which makes the biased
+// exponent of the rounding constant a multiple of 4 (see e2m1_x8).
+constexpr float kUnits = MPFA_HAS_CVT_E2M1 ? 1.0f : 8.0f;
+constexpr float kE2m1Shift = 4194304.0f;  // 2^22: spacing is binade/2, and 1/2 below 1
+
+// With a scale that is neither subnormal nor saturated the values of a block stay below 7 scales.
+constexpr uint32_t kFirstSafeScale = 8;
+constexpr uint32_t kLastSafeScale = 125;
+
+// A scale s of a block, an e4m3 number, and kUnits/s in two parts: high + low = kUnits/s up to
+// 2^-46, high is the nearest fp32 value. Below, q = high*x + low*x rounded once decides every e2m1
+// boundary as the correctly rounded x/s does: s has 4 significant bits, so the boundary m*s is
+// exact in fp32, and any other fp32 x is more than 0.53 ulp away from m after the division.
+struct BlockScale {
+  uint32_t code;
+  float unit;  // s / kUnits
   float high;
   float low;
 };
 
-MPFA_INLINE Reciprocal reciprocal8(float s) {
-  if (s == 0.0f) return {0.0f, 0.0f};
-  const float high = div_rn(1.0f, s);
-  const float low = mul_rn(fma_rn(-high, s, 1.0f), high);
-  return {mul_rn(high, 8.0f), mul_rn(low, 8.0f)};
+MPFA_INLINE BlockScale block_scale(uint32_t code) {
+  BlockScale s;
+  s.code = code;
+  // As an fp32 pattern the exponent of the code is 120 too small, which for subnormal codes gives
+  // an fp32 subnormal; the product is exact for both.
+  s.unit = mul_rn(from_bits(code << 20), 1.329227995784916e36f / kUnits);
+  s.high = reciprocal(s.unit);
+  s.low = mul_rn(fma_rn(-s.high, s.unit, 1.0f), s.high);
+  return s;
 }
 
-// 8*|x/s|, capped at 8*6.
-MPFA_INLINE float scaled_magnitude(float x, Reciprocal r) {
-  return min_f(abs_f(fma_rn(x, r.high, mul_rn(x, r.low))), 8.0f * kE2m1Max);
+// x/s in units.
+MPFA_INLINE float scaled(float x, const BlockScale& s) {
+  return fma_rn(x, s.high, mul_rn(x, s.low));
 }
 
-constexpr float kE2m1Shift = 4194304.0f;  // 2^22: spacing is binade/2, and 1/2 below 1.
+// Rounding constant: 2^22 times the binade of a magnitude, at least that of 1. Added to the
+// magnitude it leaves the multiple of the spacing in the low mantissa bits. Within an eighth of a
+// power of two either binade will do: both round to it, and to the same code.
+constexpr int kBinadeShift = 22 << 23;
+constexpr uint32_t kExponentMask = 0x7f800000u;
 
-// Sum of binade constant and q: exponent field 152 + e (e = 0, 1, 2) and, in the low mantissa bits,
-// the multiple of the spacing nearest to q.
-MPFA_INLINE float e2m1_rounded_sum(float q8) { return fma_rn(binade(q8, 8.0f), kE2m1Shift, q8); }
+// Of |q|, in units.
+MPFA_INLINE float rounding_constant(float q) {
+  return from_bits(add_max(bits_of(q) & kExponentMask, kBinadeShift, bits_of(kUnits * kE2m1Shift)));
+}
 
-// 8 times the e2m1 magnitude nearest to a/s, a >= 0, where a tie may go either way. Only the high
+// Of a/s, a >= 0. The difference of the bit patterns is a logarithm within 6 %.
+MPFA_INLINE float rounding_constant(float a, const BlockScale& s) {
+  const int offset = kBinadeShift + (127 << 23) - static_cast<int>(bits_of(s.unit));
+  return from_bits(add_max(bits_of(a), offset, bits_of(kUnits * kE2m1Shift)) & kExponentMask);
+}
+
+// The e2m1 magnitude nearest to a/s in units, a >= 0, where a tie may go either way. Only the high
 // part is needed: a*high is rounded once, with the rounding constant added, and stays on its side
-// of every boundary. kCap: a/s may exceed 7, which must not become 8.
+// of every boundary. kCap: a/s may exceed 7, which must not become 8, and s may be 0.
 template <bool kCap>
-MPFA_INLINE float e2m1_nearest8(float a, float high) {
-  const float constant = binade(mul_rn(a, mul_rn(high, kE2m1Shift)), 8.0f * kE2m1Shift);
-  const float y8 = add_rn(fma_rn(a, high, constant), -constant);
-  return kCap ? min_f(y8, 8.0f * kE2m1Max) : y8;
+MPFA_INLINE float e2m1_nearest(float a, const BlockScale& s) {
+  if (kCap && s.code == 0) return 0.0f;
+  if (kCap) a = min_f(a, 8.0f * kUnits * s.unit);
+  const float constant = rounding_constant(a, s);
+  const float y = add_rn(fma_rn(a, s.high, constant), -constant);
+  return kCap ? min_f(y, kUnits * kE2m1Max) : y;
 }
 
-// Eight e2m1 codes of x/s, x[0] in bits 0..3. sign_mask is kSignBit, or 0 to drop all signs.
-MPFA_INLINE uint32_t e2m1_x8(const float* x, Reciprocal r, uint32_t sign_mask) {
+// Eight e2m1 codes of x/s, x[0] in bits 0..3; kCap as above, but s > 0.
+template <bool kCap>
+MPFA_INLINE uint32_t e2m1_x8(const float* x, const BlockScale& s) {
 #if MPFA_HAS_CVT_E2M1
   float q[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     // why: x*high + x*low loses the sign of a zero, so it is put back.
-    const float m = mul_rn(scaled_magnitude(x[i], r), 0.125f);
-    q[i] = from_bits(bits_of(m) | (bits_of(x[i]) & sign_mask));
+    q[i] = from_bits((bits_of(scaled(x[i], s)) & ~kSignBit) | (bits_of(x[i]) & kSignBit));
   }
   return ptx::cvt_rn_satfinite_e2m1x8(q);
 #else
   uint32_t packed = 0;
 #pragma unroll
   for (int i = 7; i >= 0; --i) {
-    const uint32_t w = bits_of(e2m1_rounded_sum(scaled_magnitude(x[i], r)));
+    float q = scaled(x[i], s);
+    if (kCap) q = min_f(abs_f(q), kUnits * kE2m1Max);
+    // Exponent field 152 + e (e = 0, 1, 2) and, below it, the multiple k of the spacing.
+    const uint32_t w = bits_of(add_rn(abs_f(q), rounding_constant(q)));
     // Code = k + 2e is (w + (w >> 22)) mod 16 as 2 * 152 is a multiple of 16; moved to bits 28..31.
-    const uint32_t top = (w * 0x10000040u) | (bits_of(x[i]) & sign_mask);
+    const uint32_t top = (w * 0x10000040u) | (bits_of(x[i]) & kSignBit);
 #if defined(__CUDA_ARCH__)
     packed = __funnelshift_l(top, packed, 4);
 #else

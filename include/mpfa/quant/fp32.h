@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "mpfa/base/math.h"
+#include "mpfa/ptx/rcp.cuh"
 
 namespace mpfa::quant {
 
@@ -61,11 +62,14 @@ MPFA_INLINE float fma_rn(float a, float b, float c) {
 #endif
 }
 
-MPFA_INLINE float div_rn(float a, float b) {
+// 1/x for x with few significant bits, far from the ends of the range: an estimate within an ulp or
+// two and one Newton step, which is then the nearest fp32 value.
+MPFA_INLINE float reciprocal(float x) {
 #if defined(__CUDA_ARCH__)
-  return __fdiv_rn(a, b);
+  const float estimate = ptx::rcp_approx(x);
+  return __fmaf_rn(__fmaf_rn(-x, estimate, 1.0f), estimate, estimate);
 #else
-  return a / b;
+  return 1.0f / x;
 #endif
 }
 
@@ -76,6 +80,16 @@ MPFA_INLINE float abs_f(float a) { return fabsf(a); }
 
 MPFA_INLINE float finite_or_zero(float x) {
   return (bits_of(x) & 0x7f800000u) == 0x7f800000u ? 0.0f : x;
+}
+
+// max(a + b, floor) as signed integers; one instruction from 9.0 on.
+MPFA_INLINE uint32_t add_max(uint32_t a, int b, uint32_t floor) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__viaddmax_s32(static_cast<int>(a), b, static_cast<int>(floor)));
+#else
+  const int sum = static_cast<int>(a + static_cast<uint32_t>(b));
+  return static_cast<uint32_t>(sum > static_cast<int>(floor) ? sum : static_cast<int>(floor));
+#endif
 }
 
 // The larger of 2^exponent(x) and `floor`, a power of two: the binade in which x is rounded. x >=

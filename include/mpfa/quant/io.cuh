@@ -10,9 +10,9 @@
 namespace mpfa::quant {
 
 // 16 values of 16 bits at p. Unaligned views (any token and head stride) go element by element.
-template <bool kStream>
-__device__ __forceinline__ void load_block(const uint8_t* p, bool vector, uint32_t* w) {
-  if (vector) {
+template <bool kStream, bool kVector>
+__device__ __forceinline__ void load_block(const uint8_t* p, uint32_t* w) {
+  if (kVector) {
     const uint4 a = kStream ? ptx::ld_nc_stream_v4(p) : ptx::ld_nc_v4(p);
     const uint4 b = kStream ? ptx::ld_nc_stream_v4(p + 16) : ptx::ld_nc_v4(p + 16);
     w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
@@ -30,8 +30,17 @@ __device__ __forceinline__ void unpack_block(const uint32_t* w, float* x) {
   for (int i = 0; i < 8; ++i) In::unpack(w[i], x[2 * i], x[2 * i + 1]);
 }
 
+// Largest magnitude of 16 packed values: the bits of a magnitude order as integers.
 template <class In>
-__device__ __forceinline__ float load_value(const uint8_t* p, int channel) {
+__device__ __forceinline__ float amax_packed(const uint32_t* w) {
+  uint32_t m = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) m = __vmaxu2(m, w[i] & 0x7fff7fffu);
+  return In::value(static_cast<uint16_t>(max(m & 0xffffu, m >> 16)));
+}
+
+template <class In>
+__device__ __forceinline__ float load_value(const uint8_t* p, uint32_t channel) {
   return In::value(__ldg(reinterpret_cast<const uint16_t*>(p) + channel));
 }
 
@@ -40,16 +49,21 @@ __device__ __forceinline__ float4 load_mean4(const float* p) {
 }
 
 // kBytes (8 or 16) from words, as one store or byte by byte.
+template <int kBytes, bool kVector>
+__device__ __forceinline__ void store_words(uint8_t* p, const uint32_t* w) {
+  if (!kVector) {
+#pragma unroll
+    for (int i = 0; i < kBytes; ++i) ptx::st_global_u8(p + i, w[i / 4] >> (8 * (i % 4)));
+  } else if (kBytes == 16) {
+    ptx::st_global_v4(p, w[0], w[1], w[2], w[3]);
+  } else {
+    ptx::st_global_v2(p, w[0], w[1]);
+  }
+}
+
 template <int kBytes>
 __device__ __forceinline__ void store_words(uint8_t* p, const uint32_t* w, bool vector) {
-  if (!vector) {
-#pragma unroll
-    for (int i = 0; i < kBytes; ++i) p[i] = static_cast<uint8_t>(w[i / 4] >> (8 * (i % 4)));
-  } else if (kBytes == 16) {
-    *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
-  } else {
-    *reinterpret_cast<uint2*>(p) = make_uint2(w[0], w[1]);
-  }
+  vector ? store_words<kBytes, true>(p, w) : store_words<kBytes, false>(p, w);
 }
 
 __device__ __forceinline__ int64_t load_slot(const TokenMap& map, int token) {
@@ -75,14 +89,6 @@ __device__ __forceinline__ int stats_row(const TokenMap& map, int token) {
     return static_cast<uint32_t>(row) < static_cast<uint32_t>(map.num_rows) ? row : -1;
   }
   return map.indptr == nullptr ? 0 : find_request(map.indptr, map.num_rows, token);
-}
-
-// Pairwise sum over the 2^shift neighbouring lanes that share a row, neighbours first; every lane
-// of the warp takes part and every lane of the row gets the sum.
-__device__ __forceinline__ float sum_over_row(float x, int shift) {
-#pragma unroll 1
-  for (int i = 0; i < shift; ++i) x = add_rn(x, __shfl_xor_sync(0xffffffffu, x, 1 << i));
-  return x;
 }
 
 }  // namespace mpfa::quant

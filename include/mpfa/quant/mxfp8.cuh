@@ -25,9 +25,13 @@ __device__ __forceinline__ void quantize_mxfp8_row(const Mxfp8Params& p) {
   int64_t slot = 0;
   bool live = token < p.map.num_tokens;
   if (live) {
-    load_block<true>(input.data + static_cast<int64_t>(token) * input.token + head * input.head +
-                         block * (2 * kBlock),
-                     input.vector, packed);
+    const uint8_t* source = input.data + static_cast<int64_t>(token) * input.token +
+                            static_cast<int64_t>(head) * input.head + block * (2 * kBlock);
+    if (input.vector) {
+      load_block<true, true>(source, packed);
+    } else {
+      load_block<true, false>(source, packed);
+    }
     slot = is_query && p.map.slots == nullptr ? 0 : load_slot(p.map, token);
     live = is_query || (slot >= 0 && slot < p.map.num_slots);
   }
@@ -46,23 +50,24 @@ __device__ __forceinline__ void quantize_mxfp8_row(const Mxfp8Params& p) {
   if (is_query) {
     const int64_t index =
         ((static_cast<int64_t>(token) * p.num_qo_heads + head) << p.block_shift) + block;
-    store_words<16>(p.q_out + index * kBlock, words, true);
+    store_words<16, true>(p.q_out + index * kBlock, words);
     if ((block & 1) == 0) p.q_scale[index >> 1] = static_cast<uint8_t>(byte);
     return;
   }
   const bool paged = p.map.slots != nullptr;
   const int64_t page = paged ? slot >> p.map.page_shift : 0;
   const int64_t offset = paged ? slot & ((1 << p.map.page_shift) - 1) : slot;
-  uint8_t* out = p.k_out.data + page * p.k_out.page + head * p.k_out.head + offset * p.k_out.row;
+  uint8_t* out = p.k_out.data + page * p.k_out.page + static_cast<int64_t>(head) * p.k_out.head +
+                 offset * p.k_out.row;
   store_words<16>(out + block * kBlock, words, p.k_out.vector);
   if ((block & 1) == 0) {
-    p.k_scale.data[page * p.k_scale.page + head * p.k_scale.head + offset * p.k_scale.row +
-                   (block >> 1)] = static_cast<uint8_t>(byte);
+    p.k_scale.data[page * p.k_scale.page + static_cast<int64_t>(head) * p.k_scale.head +
+                   offset * p.k_scale.row + (block >> 1)] = static_cast<uint8_t>(byte);
   }
 }
 
 template <class In>
-__global__ void __launch_bounds__(kThreads, 2) quant_mxfp8(const __grid_constant__ Mxfp8Params p) {
+__global__ void __launch_bounds__(kThreads, 3) quant_mxfp8(const __grid_constant__ Mxfp8Params p) {
   __shared__ int32_t tokens[kWarps][kMaxPageSize];
   ptx::grid_dependency_wait();
   if (blockIdx.x < static_cast<uint32_t>(p.row_ctas)) {

@@ -77,30 +77,30 @@ __device__ __forceinline__ void quantize_v_block(const Tokens& v, int head, int 
       } else if (row < b.num_rows) {
         const int token = b.tokens[row - b.tail_rows];
         if (token >= 0) {
-          load_row8(v.data + static_cast<int64_t>(token) * v.token + head * v.head + channel * 2,
+          load_row8(v.data + static_cast<int64_t>(token) * v.token +
+                        static_cast<int64_t>(head) * v.head + channel * 2,
                     v.vector, data[i]);
 #pragma unroll
           for (int j = 0; j < 4; ++j) data[i][j] = bf16_pair<In>(data[i][j]);
         }
       }
     }
-    float amax[kLaneChannels] = {};
+    // Bits of a magnitude order as integers: two channels at a time.
+    uint32_t most[4] = {};
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float low, high;
-        Bf16::unpack(data[i][j], low, high);
-        amax[2 * j] = max_f(amax[2 * j], abs_f(low));
-        amax[2 * j + 1] = max_f(amax[2 * j + 1], abs_f(high));
-      }
+      for (int j = 0; j < 4; ++j) most[j] = __vmaxu2(most[j], data[i][j] & 0x7fff7fffu);
     }
     for (int m = lanes_per_row; m < 32; m *= 2) {
 #pragma unroll
-      for (int j = 0; j < kLaneChannels; ++j) {
-        amax[j] = max_f(amax[j], __shfl_xor_sync(kFullWarp, amax[j], m));
+      for (int j = 0; j < 4; ++j) {
+        most[j] = __vmaxu2(most[j], __shfl_xor_sync(kFullWarp, most[j], m));
       }
     }
+    float amax[kLaneChannels];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) Bf16::unpack(most[j], amax[2 * j], amax[2 * j + 1]);
     uint32_t scale[2] = {};
     float factor[kLaneChannels];
 #pragma unroll
@@ -192,14 +192,15 @@ __device__ __forceinline__ void write_v_tail(const Mxfp8Params& p, int head, int
                                              int offset, int last, const int32_t* tokens) {
   const int lane = threadIdx.x & 31;
   const int lanes_per_row = dim / kLaneChannels;
-  uint8_t* tail = p.v_tail.data + page * p.v_tail.page + head * p.v_tail.head;
+  uint8_t* tail = p.v_tail.data + page * p.v_tail.page + static_cast<int64_t>(head) * p.v_tail.head;
   const int begin = last >= kVBlock ? last - (kVBlock - 1) : 0;
   for (int i = begin + lane / lanes_per_row; i <= last; i += 32 / lanes_per_row) {
     const int token = tokens[i];
     if (token < 0) continue;
     const int channel = lane % lanes_per_row * kLaneChannels;
     uint32_t w[4];
-    load_row8(p.v.data + static_cast<int64_t>(token) * p.v.token + head * p.v.head + channel * 2,
+    load_row8(p.v.data + static_cast<int64_t>(token) * p.v.token +
+                  static_cast<int64_t>(head) * p.v.head + channel * 2,
               p.v.vector, w);
 #pragma unroll
     for (int j = 0; j < 4; ++j) w[j] = bf16_pair<In>(w[j]);
@@ -228,17 +229,17 @@ __device__ __forceinline__ void append_v_block(const Mxfp8Params& p, int head, i
   last = __reduce_max_sync(kFullWarp, last);
 
   VBlock b;
-  b.tail = p.v_tail.data + page * p.v_tail.page + head * p.v_tail.head;
+  b.tail = p.v_tail.data + page * p.v_tail.page + static_cast<int64_t>(head) * p.v_tail.head;
   b.tail_stride = p.v_tail.row;
   b.tail_vector = p.v_tail.vector;
   b.tail_rows = row;
   b.tokens = tokens;
   b.num_rows = row + last + 1 < kVBlock ? row + last + 1 : kVBlock;
-  b.codes = p.v_out.data + page * p.v_out.page + head * p.v_out.head +
+  b.codes = p.v_out.data + page * p.v_out.page + static_cast<int64_t>(head) * p.v_out.head +
             static_cast<int64_t>(offset - row) * p.v_out.row;
   b.codes_stride = p.v_out.row;
   b.codes_vector = p.v_out.vector;
-  b.scale = p.v_scale.data + page * p.v_scale.page + head * p.v_scale.head +
+  b.scale = p.v_scale.data + page * p.v_scale.page + static_cast<int64_t>(head) * p.v_scale.head +
             static_cast<int64_t>(offset / kVBlock) * p.v_scale.row;
   b.scale_vector = p.v_scale.vector;
   quantize_v_block<In>(p.v, head, dim, b);
@@ -288,10 +289,12 @@ __device__ __forceinline__ void quantize_v_ragged(const Mxfp8Params& p, int64_t 
   VBlock b;
   b.tokens = tokens;
   b.num_rows = b.write_rows = left < kVBlock ? left : kVBlock;
-  b.codes = p.v_out.data + head * p.v_out.head + static_cast<int64_t>(begin) * p.v_out.row;
+  b.codes = p.v_out.data + static_cast<int64_t>(head) * p.v_out.head +
+            static_cast<int64_t>(begin) * p.v_out.row;
   b.codes_stride = p.v_out.row;
   b.codes_vector = p.v_out.vector;
-  b.scale = p.v_scale.data + head * p.v_scale.head + static_cast<int64_t>(row) * p.v_scale.row;
+  b.scale = p.v_scale.data + static_cast<int64_t>(head) * p.v_scale.head +
+            static_cast<int64_t>(row) * p.v_scale.row;
   b.scale_vector = p.v_scale.vector;
   quantize_v_block<In>(p.v, head, kBlock << p.block_shift, b);
 }

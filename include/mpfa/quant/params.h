@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of the quantise kernels. Strides are in bytes and 64 bits wide: caches exceed 2^31
-// elements.
+// Arguments of the quantise kernels. Strides are in bytes; products with them are 64 bits wide, as
+// caches exceed 2^31 elements.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace mpfa::quant {
 // every address a kernel forms is aligned for its widest store.
 struct Pages {
   uint8_t* data = nullptr;
-  int64_t page = 0;
-  int64_t head = 0;
+  uint32_t page = 0;
+  uint32_t head = 0;
   uint32_t row = 0;
   bool vector = false;
 };
@@ -20,7 +20,7 @@ struct Pages {
 // bf16/fp16 input [token, head, D], last dimension contiguous.
 struct Tokens {
   const uint8_t* data = nullptr;
-  int64_t head = 0;
+  uint32_t head = 0;
   uint32_t token = 0;
   bool vector = false;
 };
@@ -40,7 +40,7 @@ struct TokenMap {
   int64_t num_slots = 0;            // slots at or above are skipped, like negative ones
   int32_t num_tokens = 0;
   int32_t num_rows = 1;
-  int32_t page_shift = 0;  // log2(page_size)
+  int32_t page_shift = 31;  // log2(page_size); ragged tensors are one page
   bool slots_are_64 = false;
 };
 
@@ -55,13 +55,14 @@ struct Qk4pv8Params {
   int32_t group_size = 1;
   int32_t kv_blocks = 0;    // KV heads to process: num_kv_heads or 0
   int32_t head_blocks = 0;  // kv_blocks + query heads to process
-  int32_t block_shift = 0;  // log2(D / 16)
+  int32_t passes = 1;       // groups of 256/(D/16) tokens that a CTA takes
+  bool vector = false;      // every address is aligned for vector loads and stores
   bool has_mean = false;
   bool per_request = false;      // statistics have a row per request
   bool means_in_shared = false;  // the launch has shared memory for the means of a head
   bool scale_atoms = false;      // k_scale.row is then the stride of 64-channel atoms
   Pages k_out, k_scale, v_out, delta, outliers;
-  int64_t delta_group = 0;  // byte stride of the query heads of a KV head
+  uint32_t delta_group = 0;  // byte stride of the query heads of a KV head
   // QuantizedQuery, contiguous [T, Hq, ...].
   uint8_t* q_out = nullptr;
   uint8_t* q_scale = nullptr;
@@ -91,7 +92,11 @@ struct Mxfp8Params {
 };
 
 constexpr int kCompSlots = 16;  // width of a_comp
-constexpr int kThreads = 256;
+constexpr int kThreads = 256;   // of a CTA of quant_mxfp8
+#ifndef MPFA_QUANT_THREADS
+#define MPFA_QUANT_THREADS 128  // a tuning knob; benchmarks/append.py --variants builds others
+#endif
+constexpr int kRowThreads = MPFA_QUANT_THREADS;  // of a CTA of quant_qk4pv8
 constexpr int kMaxPageSize = 128;
 
 }  // namespace mpfa::quant
