@@ -26,3 +26,42 @@ def test_bytes_of_the_reference(case):
 @pytest.mark.parametrize("check", [c for _, c in CHECKS], ids=[name for name, _ in CHECKS])
 def test_states(check):
     assert check(DEVICE, cuda) == []
+
+
+def test_pdl_chain_gives_the_bytes_of_separate_launches():
+    """Appends with programmatic dependent launch, each into what the one before it wrote: v_tail and
+    the open block of mxfp8 would differ if a launch read before its predecessor had finished."""
+    for case in (
+        quant_cases.Case("append", "mxfp8", 96, 128, slots="sequence", seed=21),
+        quant_cases.Case("append", "qk4pv8", 96, 128, "mean+channels", 15, True, seed=22),
+    ):
+        inputs = quant_cases.build(case)
+        stats = None if inputs.stats is None else inputs.stats.to(DEVICE)
+        k, v, slots = (t.to(DEVICE) for t in (inputs.k, inputs.v, inputs.slots))
+        caches = []
+        for pdl in (False, True):
+            pages = {name: t.to(DEVICE).clone() for name, t in inputs.pages.items()}
+            cache = quant_cases.PagedKVCache(config=case.config, **pages)
+            for _ in range(5):
+                for begin in range(0, case.tokens, 3):
+                    part = slice(begin, begin + 3)
+                    cuda.append(k[part], v[part], cache, slots[part], stats, None, pdl=pdl)
+            caches.append(cache.tensors)
+        assert quant_cases.differences(*caches) == []
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_work_goes_to_the_device_of_the_tensors():
+    """The current device stays what it was, and the other device's cache gets the bytes."""
+    other = torch.device("cuda", 1)
+    for case in (
+        quant_cases.Case("append", "qk4pv8", 33, 16, "mean", with_q=True, seed=23),
+        quant_cases.Case("append", "mxfp8", 33, 32, seed=24),
+        quant_cases.Case("kv", "qk4pv8", 40, seed=25),
+    ):
+        with torch.cuda.device(0):
+            assert quant_cases.check(case, other, cuda) == []
+            assert torch.cuda.current_device() == 0
+    with torch.cuda.device(0):
+        for _, check in state_cases.checks(small=True):
+            assert check(other, cuda) == []
