@@ -93,7 +93,7 @@ def stats_of(config: KVCacheConfig, device: torch.device) -> SmoothingStats | No
 
 def append_job(
     config: KVCacheConfig, tokens: int, repeat: int, device: torch.device,
-    with_q: bool = False, impl: str = "mpfa",
+    with_q: bool = False, impl: str = "mpfa", pdl: bool = False,
 ) -> Job:  # fmt: skip
     """One append of ``tokens`` tokens into consecutive pages in a random order."""
     k, v = (torch.randn(tokens, HEADS, DIM, device=device).bfloat16() for _ in range(2))
@@ -119,7 +119,7 @@ def append_job(
     name = f"append {'-'.join(parts)} T={tokens}"
 
     def call() -> None:
-        cuda.append(k, v, cache, slots, stats, None, q, query=query)
+        cuda.append(k, v, cache, slots, stats, None, q, query=query, pdl=pdl)
 
     return Job(name, impl, call, moved, repeat)
 
@@ -180,6 +180,11 @@ def means_job(tokens: int, repeat: int, device: torch.device) -> Job:
     return Job(f"means T={tokens} heads={HEADS * GROUP}", "mpfa", call, q.numel() * 2, repeat)
 
 
+# Tuning knobs of the qk4pv8 module: CTAs per SM that registers allow, threads of a CTA, passes, rows
+# of a thread at a time.
+VARIANTS = ((8, 128, 4, 1), (8, 128, 8, 1), (7, 128, 8, 1), (6, 128, 8, 1))
+
+
 def variant_modules() -> dict[str, object]:
     """The qk4pv8 module with other tuning knobs, by name."""
     from dataclasses import replace
@@ -187,11 +192,12 @@ def variant_modules() -> dict[str, object]:
     from mpfa.jit import cuda as jit
     from mpfa.jit import quant
 
-    found = {}
-    for tokens, ctas in ((1, 3), (1, 4), (2, 3)):
-        flags = (f"-DMPFA_QUANT_TOKENS={tokens}", f"-DMPFA_QUANT_MIN_CTAS={ctas}")
-        name = f"{quant.QK4PV8.name}_t{tokens}c{ctas}"
-        found[f"t{tokens}c{ctas}"] = replace(quant.QK4PV8, name=name, flags=flags)
+    base, found = quant.QK4PV8[DIM], {}
+    for ctas, threads, passes, tokens in VARIANTS:
+        flags = (*base.flags, f"-DMPFA_QUANT_MIN_CTAS={ctas}", f"-DMPFA_QUANT_THREADS={threads}",
+                 f"-DMPFA_QUANT_PASSES={passes}", f"-DMPFA_QUANT_TOKENS={tokens}")  # fmt: skip
+        key = f"c{ctas}t{threads}p{passes}r{tokens}"
+        found[key] = replace(base, name=f"{base.name}_{key}", flags=flags)
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(len(found)) as pool:
@@ -263,18 +269,18 @@ def main() -> int:
     from mpfa.jit import cuda as jit
     from mpfa.jit import quant
 
-    default = jit.load(quant.QK4PV8)
+    default = jit.load(quant.QK4PV8[DIM])
     for choice in LARGE:
         config = config_of(*choice)
         jobs = []
         for name, module in variants.items():
             if name != "mpfa" and config.format != "qk4pv8":
                 continue
-            jit.replace_module(quant.QK4PV8, module or default)
+            jit.replace_module(quant.QK4PV8[DIM], module or default)
             job = append_job(config, args.tokens, 4, device, impl=name)
             job.capture()
             jobs.append(job)
-        jit.replace_module(quant.QK4PV8, default)
+        jit.replace_module(quant.QK4PV8[DIM], default)
         copy = copy_job(jobs[0].moved, 4, jobs[0].case, device)
         copy.capture()
         jobs.append(copy)
@@ -301,16 +307,20 @@ def main() -> int:
 
     empty = Job("empty kernel", "torch._sleep(0)", lambda: torch.cuda._sleep(0), 0, 100)
     small = [
-        append_job(config_of(*choice), tokens, 100, device)
+        append_job(config_of(*choice), tokens, 100, device, impl=impl, pdl=impl == "mpfa pdl")
         for choice in (LARGE[0], LARGE[6], LARGE[7])
         for tokens in (1, 16, 64, 256)
+        for impl in ("mpfa", "mpfa pdl")
     ]
     measure([empty, *small])
     rows += rows_of([empty, *small], {}, common)
     bandwidth = 4.3e6  # bytes per us
     for job in small:
         bound = empty.microseconds + job.moved / bandwidth
-        print(f"{job.case:52} {job.microseconds / bound:.2f} x (empty kernel + bytes/bandwidth)")
+        print(
+            f"{job.case:52} {job.impl:9} {job.microseconds / bound:.2f} x (empty kernel + "
+            "bytes/bandwidth)"
+        )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))
     return 0
