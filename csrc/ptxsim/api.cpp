@@ -42,6 +42,7 @@ void ptxsim_free(void* p) { free(p); }
 
 // Sets an option (names as in PTXSIM_<NAME>). Returns null, or the error text.
 char* ptxsim_set(const char* name, const char* value) {
+  finish_launches();
   try {
     config().set(name, value);
     return nullptr;
@@ -51,11 +52,13 @@ char* ptxsim_set(const char* name, const char* value) {
 }
 
 char* ptxsim_last_message() {
+  finish_launches();
   std::lock_guard<std::recursive_mutex> lock(runtime().mutex);
   return to_c(runtime().last_message);
 }
 
 void ptxsim_clear() {
+  finish_launches();
   std::lock_guard<std::recursive_mutex> lock(runtime().mutex);
   runtime().last_error = runtime().pending_error = Err::kSuccess;
   runtime().last_message.clear();
@@ -65,6 +68,7 @@ void ptxsim_clear() {
 
 // JSON list of the launches since the last ptxsim_clear.
 char* ptxsim_launches() {
+  finish_launches();
   std::string s = "[";
   for (auto& r : launch_records()) {
     if (s.size() > 1) s += ",";
@@ -87,7 +91,10 @@ char* ptxsim_launches() {
 void ptxsim_register_range(void* p, size_t n, const char* what) {
   add_range(reinterpret_cast<uint64_t>(p), n, what, true);
 }
-void ptxsim_unregister_range(void* p) { remove_range(reinterpret_cast<uint64_t>(p)); }
+void ptxsim_unregister_range(void* p) {
+  finish_launches();
+  remove_range(reinterpret_cast<uint64_t>(p));
+}
 
 // Parses a PTX text and lowers every function. Returns JSON {"target", "kernels": [...],
 // "unsupported": ["file:line: ..."]}.
@@ -151,6 +158,7 @@ char* ptxsim_run_ptx(const char* text, const char* name, const char* kernel, con
     p.module = m;
     p.place_variables();
     p.loaded = true;
+    p.ptx_version = config().ptx_version;  // a text that the caller names is never replaced
     std::string error;
     try {
       launch(p.kernel(kernel), grid, block, smem, args, {});

@@ -10,18 +10,26 @@
 
 namespace ptxsim {
 
+std::atomic<AgentId>& next_agent_id() {
+  static std::atomic<AgentId> id{1};
+  return id;
+}
+
 AgentId new_agent(Warp& w, AgentKind kind) {
+  if (!watched(w)) return 0;  // only watchers ask for it
   Grid& g = *w.cl->grid;
-  AgentId id = g.next_agent++;
-  if (watched(w)) {
+  AgentId id = next_agent_id()++;
+  {
     AgentInfo info;
     info.id = id;
     info.kind = kind;
     info.parent = kind == AgentKind::kWarp ? id : w.agent;
-    info.cluster = w.cl->linear;
-    info.cta = w.cta->linear;
+    info.cluster = w.cl->key;
+    info.cta = w.cta->key;
+    info.launch = g.number;
     info.cta_rank = w.cta->rank;
     info.warp = w.id;
+    info.site.kernel = w.kernel;
     if (w.at) info.site = w.site();
     g.agents[id] = info;
     for (Observer* o : *w.cl->observers) o->on_agent_begin(info);

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "machine.h"
+#include "sem/fault.h"
 
 namespace ptxsim {
 namespace {
@@ -32,6 +33,19 @@ int parse_device(const std::string& value) {
     if (digits == std::to_string(d)) return d;
   }
   bad("DEVICE", value, "8.0, 8.6, 8.9, 9.0, 10.0, 10.3, 11.0, 12.0, 12.1 or auto");
+}
+
+void parse_fault(const std::string& value) {
+  std::string names;
+  for (size_t k = 0; k < sizeof(sem::kFaultNames) / sizeof(*sem::kFaultNames); ++k) {
+    if (value == sem::kFaultNames[k]) {
+      sem::injected_fault = static_cast<sem::Fault>(k);
+      if (k) fprintf(stderr, "ptxsim: fault %s is injected, results are wrong\n", value.c_str());
+      return;
+    }
+    names += (k ? " " : "") + std::string(sem::kFaultNames[k]);
+  }
+  bad("FAULT", value, names.c_str());
 }
 
 }  // namespace
@@ -64,6 +78,16 @@ void Config::set(const std::string& name, const std::string& v) {
     } else {
       bad(name, v, "eager, random or lazy");
     }
+  } else if (name == "PDL") {
+    if (v == "off") {
+      pdl = Pdl::kOff;
+    } else if (v == "trigger") {
+      pdl = Pdl::kTrigger;
+    } else if (v == "start") {
+      pdl = Pdl::kStart;
+    } else {
+      bad(name, v, "off, trigger or start");
+    }
   } else if (name == "THREADS") {
     threads = static_cast<int>(integer(name, v, 0, 256));
   } else if (name == "RESIDENT") {
@@ -77,6 +101,9 @@ void Config::set(const std::string& name, const std::string& v) {
   } else if (name == "WATCH") {
     watch = v;
     select_watchers(v);
+  } else if (name == "PTX") {
+    ptx = v;
+    ++ptx_version;
   } else if (name == "TMEM_ST") {
     if (v != "deferred" && v != "issue") bad(name, v, "deferred or issue");
     tmem_st_at_issue = v == "issue";
@@ -90,10 +117,12 @@ void Config::set(const std::string& name, const std::string& v) {
     } else {
       bad(name, v, "exact, sequential or truncating");
     }
+  } else if (name == "FAULT") {
+    parse_fault(v);
   } else {
     throw SimError(Err::kInvalidValue, "unknown option PTXSIM_" + name +
                                            "; known: DEVICE SMS SEED MODE THREADS RESIDENT TIMEOUT "
-                                           "STATS TRACE WATCH TMEM_ST ACCUMULATE");
+                                           "STATS TRACE WATCH TMEM_ST ACCUMULATE PDL PTX FAULT");
   }
 }
 
@@ -101,8 +130,9 @@ Config& config() {
   static Config& c = *[] {
     auto* p = new Config;
     Config& cfg = *p;
-    for (const char* name : {"DEVICE", "SMS", "SEED", "MODE", "THREADS", "RESIDENT", "TIMEOUT",
-                             "STATS", "TRACE", "WATCH", "TMEM_ST", "ACCUMULATE"}) {
+    for (const char* name :
+         {"DEVICE", "SMS", "SEED", "MODE", "THREADS", "RESIDENT", "TIMEOUT", "STATS", "TRACE",
+          "WATCH", "TMEM_ST", "ACCUMULATE", "PDL", "PTX", "FAULT"}) {
       const char* v = getenv((std::string("PTXSIM_") + name).c_str());
       if (!v || !*v) continue;
       try {

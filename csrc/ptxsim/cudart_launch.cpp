@@ -46,6 +46,7 @@ int launch_now(const void* func, SimDim3 g, SimDim3 b, void** args, size_t smem,
 
 // Errors of earlier launches surface at the next synchronisation.
 int synchronise() {
+  ptxsim::finish_launches();
   Err e = runtime().pending_error;
   runtime().pending_error = Err::kSuccess;
   return static_cast<int>(e);
@@ -70,6 +71,7 @@ void** __cudaRegisterFatBinary(void* wrapper) {
 void __cudaRegisterFatBinaryEnd(void**) {}
 
 void __cudaUnregisterFatBinary(void** handle) {
+  ptxsim::finish_launches();
   std::lock_guard<std::recursive_mutex> lock(runtime().mutex);
   auto* p = program_of(handle);
   auto& r = runtime();
@@ -274,8 +276,11 @@ int cudaStreamDestroy(void* s) {
   return 0;
 }
 int cudaStreamSynchronize(void*) { return synchronise(); }
-int cudaStreamQuery(void*) { return 0; }
-int cudaStreamWaitEvent(void*, void*, unsigned) { return 0; }
+int cudaStreamQuery(void*) { return synchronise(); }
+int cudaStreamWaitEvent(void*, void*, unsigned) {
+  ptxsim::finish_launches();
+  return 0;
+}
 int cudaStreamGetPriority(void*, int* p) {
   *p = 0;
   return 0;
@@ -304,12 +309,13 @@ int cudaEventDestroy(void* e) {
   return 0;
 }
 int cudaEventRecord(void* e, void*) {
+  ptxsim::finish_launches();
   static_cast<Event*>(e)->t = now_ms();
   return 0;
 }
 int cudaEventRecordWithFlags(void* e, void* s, unsigned) { return cudaEventRecord(e, s); }
 int cudaEventSynchronize(void*) { return synchronise(); }
-int cudaEventQuery(void*) { return 0; }
+int cudaEventQuery(void*) { return synchronise(); }
 int cudaEventElapsedTime(float* ms, void* a, void* b) {
   *ms = static_cast<float>(static_cast<Event*>(b)->t - static_cast<Event*>(a)->t);
   return 0;
@@ -347,9 +353,10 @@ int cudaGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long f
 int cudaGraphLaunch(void* exec, void* stream) {
   auto g = *static_cast<std::shared_ptr<ptxsim::Graph>*>(exec);
   return guarded([&] {
-    ptxsim::submit(stream, [g] {
+    auto replay = [g] {
       for (auto& node : g->nodes) node();
-    });
+    };
+    ptxsim::submit(stream, replay, true);
   });
 }
 int cudaGraphExecDestroy(void* exec) {

@@ -57,6 +57,7 @@ int allocate(void** p, size_t n, const char* what) {
 }
 
 int release(void* p, const char* what) {
+  ptxsim::finish_launches();
   return guarded([&] {
     if (p && !ptxsim::device_free(p))
       throw SimError(Err::kInvalidDevicePointer, std::string(what) + ": not an allocation");

@@ -107,9 +107,12 @@ struct FaultGuard {
 
 thread_local Warp* current_warp = nullptr;
 thread_local const AsyncOp* current_op = nullptr;
+thread_local Grid* current_grid = nullptr;      // whose code ran last on this thread
 thread_local std::vector<Cluster*> used_slots;  // by slot number; null = free
 
-void run_thread(Grid& g, uint32_t host_thread) {
+void run_thread(const std::vector<Grid*>& chain, uint32_t host_thread) {
+  Grid& g = *chain[0];
+  current_grid = &g;
   ++g.running;
   used_slots.clear();  // a failed launch leaves its slots behind
   current_warp = nullptr;
@@ -123,16 +126,16 @@ void run_thread(Grid& g, uint32_t host_thread) {
       } else if (current_warp) {
         where = current_warp->kernel->describe(current_warp->pc());
       }
-      g.fail(Err::kIllegalAddress,
-             format("access to unmapped address %p by %s", fault_address, where.c_str()));
+      current_grid->fail(Err::kIllegalAddress, format("access to unmapped address %p by %s",
+                                                      fault_address, where.c_str()));
     } else {
       fault_armed = 1;
-      run_cluster_set(g, host_thread);
+      run_cluster_set(chain, host_thread);
     }
   } catch (const SimError& e) {
-    g.fail(e.code, e.what());
+    current_grid->fail(e.code, e.what());
   } catch (const std::exception& e) {
-    g.fail(Err::kUnknown, std::string("internal error: ") + e.what());
+    current_grid->fail(Err::kUnknown, std::string("internal error: ") + e.what());
   }
   fault_armed = 0;
   --g.running;
@@ -140,11 +143,15 @@ void run_thread(Grid& g, uint32_t host_thread) {
 
 }  // namespace
 
-void set_current_warp(Warp* w) { current_warp = w; }
+void set_current_warp(Warp* w) {
+  current_warp = w;
+  if (w) current_grid = w->cl->grid;
+}
 
 const AsyncOp* set_current_op(const AsyncOp* op) {
   const AsyncOp* before = current_op;
   current_op = op;
+  if (op) current_grid = op->warp->cl->grid;
   return before;
 }
 
@@ -219,6 +226,7 @@ std::unique_ptr<Cluster> start_cluster(Grid& g, uint32_t linear, uint32_t host_t
   cl->release_slot = [free_slot] { used_slots[free_slot] = nullptr; };
   cl->grid = &g;
   cl->linear = linear;
+  cl->key = g.cluster_base + linear;
   cl->id[0] = linear % g.clusters[0];
   cl->id[1] = linear / g.clusters[0] % g.clusters[1];
   cl->id[2] = linear / (g.clusters[0] * g.clusters[1]);
@@ -248,13 +256,14 @@ std::unique_ptr<Cluster> start_cluster(Grid& g, uint32_t linear, uint32_t host_t
     cta.id[1] = cl->id[1] * g.cluster[1] + r / g.cluster[0] % g.cluster[1];
     cta.id[2] = cl->id[2] * g.cluster[2] + r / (g.cluster[0] * g.cluster[1]);
     cta.linear = (cta.id[2] * g.grid[1] + cta.id[1]) * g.grid[0] + cta.id[0];
+    cta.key = g.cta_base + cta.linear;
     cta.smem = s.window + (static_cast<size_t>(r) << kRankShift);
     cta.smem_end = kSmemBase + smem;
     cta.live_warps = nwarps;
     cta.warps = std::vector<Warp>(nwarps);
     if (g.observers) {
       for (Observer* o : *g.observers) {
-        o->on_cta_begin(linear, cta.linear, r, shared_key(*cl, r << kRankShift | kSmemBase), smem);
+        o->on_cta_begin(cl->key, cta.key, r, shared_key(*cl, r << kRankShift | kSmemBase), smem);
       }
     }
     for (uint32_t n = 0; n < nwarps; ++n) {
@@ -295,17 +304,18 @@ void finish_cluster(Cluster& cl) {
                             cta.tmem.last_alloc.kernel->describe(cta.tmem.last_alloc.pc).c_str()));
     }
     if (cl.observers) {
-      for (Observer* o : *cl.observers) o->on_cta_end(cl.linear, cta.linear);
+      for (Observer* o : *cl.observers) o->on_cta_end(cl.key, cta.key);
     }
+    if (cl.grid->in_chain) trigger_dependents(cta);
   }
   cl.release_slot();
 }
 
-void launch(const Kernel& k, const uint32_t grid[3], const uint32_t block[3], uint32_t smem_dynamic,
-            void** args, const LaunchAttributes& attr) {
-  static std::mutex one_launch;  // slots and observers belong to one launch at a time
-  std::lock_guard<std::mutex> serial(one_launch);
-  Grid g;
+std::unique_ptr<Launch> prepare_launch(const Kernel& k, const uint32_t grid[3],
+                                       const uint32_t block[3], uint32_t smem_dynamic, void** args,
+                                       const LaunchAttributes& attr) {
+  auto result = std::make_unique<Launch>();
+  Grid& g = result->g;
   g.kernel = &k;
   g.launch = launch_counter()++;
   g.cooperative = attr.cooperative;
@@ -358,11 +368,7 @@ void launch(const Kernel& k, const uint32_t grid[3], const uint32_t block[3], ui
     if (!args || !args[i]) throw SimError(Err::kInvalidValue, k.name + ": null kernel argument");
     std::memcpy(g.param_ptr + k.params[i].offset, args[i], k.params[i].size);
   }
-  g.deadline = now_s() + config().timeout_s;
-  Observers& obs = observers();
-  if (!obs.empty()) g.observers = &obs;
-  WatchSink sink(g);
-  LaunchInfo info;
+  LaunchInfo& info = result->info;
   info.kernel = &k;
   info.index = g.launch;
   std::copy(g.grid, g.grid + 3, info.grid);
@@ -370,24 +376,37 @@ void launch(const Kernel& k, const uint32_t grid[3], const uint32_t block[3], ui
   std::copy(g.cluster, g.cluster + 3, info.cluster);
   info.smem_static = k.smem_static;
   info.smem_dynamic = smem_dynamic;
-  for (Observer* o : obs) o->on_launch_begin(info, &sink);
-  int n = config().threads > 0
-              ? config().threads
-              : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  if (g.observers || g.cooperative) n = 1;
-  n = static_cast<int>(std::min<uint64_t>(static_cast<uint64_t>(n), g.total));
-  double begin = now_s();
-  {
-    FaultGuard guard;
-    std::vector<std::thread> threads_list;
-    for (int t = 1; t < n; ++t)
-      threads_list.emplace_back([&g, t] { run_thread(g, static_cast<uint32_t>(t)); });
-    run_thread(g, 0);
-    for (auto& t : threads_list) t.join();
+  result->attributes = attr;
+  return result;
+}
+
+namespace {
+
+// Where the ids of a dependent launch go on.
+struct Chain {
+  uint32_t clusters = 0, ctas = 0, launches = 0;
+};
+
+void number_launch(Launch& l) {
+  static Chain tail;
+  uint64_t ctas = static_cast<uint64_t>(l.g.grid[0]) * l.g.grid[1] * l.g.grid[2];
+  l.info.dependent = l.attributes.dependent && tail.ctas + ctas < (1u << 31);
+  if (!l.info.dependent) {
+    tail = Chain();
+    next_agent_id() = 1;
   }
-  for (Observer* o : obs) o->on_launch_end(info);
+  l.g.number = l.info.number = tail.launches++;
+  l.g.cluster_base = l.info.cluster_base = tail.clusters;
+  l.g.cta_base = l.info.cta_base = tail.ctas;
+  l.info.first_agent = next_agent_id();
+  tail.clusters += l.g.total;
+  tail.ctas += static_cast<uint32_t>(ctas);
+}
+
+void record_launch(const Launch& l, double seconds) {
+  const Grid& g = l.g;
   LaunchRecord rec;
-  rec.kernel = k.name;
+  rec.kernel = g.kernel->name;
   std::copy(g.grid, g.grid + 3, rec.grid);
   std::copy(g.block, g.block + 3, rec.block);
   std::copy(g.cluster, g.cluster + 3, rec.cluster);
@@ -395,21 +414,74 @@ void launch(const Kernel& k, const uint32_t grid[3], const uint32_t block[3], ui
   rec.tcgen_mma = g.tcgen_mma;
   rec.mma_sync = g.mma_sync;
   rec.wgmma = g.wgmma;
-  rec.seconds = now_s() - begin;
+  rec.seconds = seconds;
   rec.error = g.error;
   if (config().stats) {
     fprintf(
         stderr,
         "ptxsim: %s: %u clusters, %llu warp instructions, %llu tcgen05.mma, %.3f s, %.2f M/s\n",
-        k.name.substr(0, 60).c_str(), g.total, (unsigned long long)rec.warp_instructions,
+        rec.kernel.substr(0, 60).c_str(), g.total, (unsigned long long)rec.warp_instructions,
         (unsigned long long)rec.tcgen_mma, rec.seconds,
         rec.seconds > 0 ? static_cast<double>(rec.warp_instructions) / rec.seconds * 1e-6 : 0.0);
   }
   launch_records().push_back(std::move(rec));
-  if (g.failed)
-    throw SimError(g.code, format("kernel %s (launch %llu, seed %llu):\n  %s",
-                                  k.name.substr(0, 120).c_str(), (unsigned long long)g.launch,
-                                  (unsigned long long)config().seed, g.error.c_str()));
+}
+
+}  // namespace
+
+void run_launches(const std::vector<std::unique_ptr<Launch>>& chain) {
+  static std::mutex one_launch;  // slots and observers belong to one launch at a time
+  std::lock_guard<std::mutex> serial(one_launch);
+  Observers& obs = observers();
+  std::vector<Grid*> grids;
+  std::vector<std::unique_ptr<WatchSink>> sinks;
+  for (auto& l : chain) {
+    Grid& g = l->g;
+    g.deadline = now_s() + config().timeout_s * static_cast<double>(chain.size());
+    if (!obs.empty()) g.observers = &obs;
+    number_launch(*l);
+    g.in_chain = chain.size() > 1;
+    if (!grids.empty()) g.prerequisite = grids.back();
+    grids.push_back(&g);
+    sinks.push_back(std::make_unique<WatchSink>(g));
+    for (Observer* o : obs) o->on_launch_begin(l->info, sinks.back().get());
+  }
+  Grid& first = *grids[0];
+  int n = config().threads > 0
+              ? config().threads
+              : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  if (first.observers || first.cooperative || first.in_chain) n = 1;
+  n = static_cast<int>(std::min<uint64_t>(static_cast<uint64_t>(n), first.total));
+  double begin = now_s();
+  {
+    FaultGuard guard;
+    std::vector<std::thread> threads;
+    for (int t = 1; t < n; ++t)
+      threads.emplace_back([&grids, t] { run_thread(grids, static_cast<uint32_t>(t)); });
+    run_thread(grids, 0);
+    for (auto& t : threads) t.join();
+  }
+  double seconds = (now_s() - begin) / static_cast<double>(chain.size());
+  for (auto& l : chain) {
+    for (Observer* o : obs) o->on_launch_end(l->info);
+    record_launch(*l, seconds);
+  }
+  for (auto& l : chain) {
+    const Grid& g = l->g;
+    if (g.failed) {
+      throw SimError(
+          g.code,
+          format("kernel %s (launch %llu, seed %llu):\n  %s", g.kernel->name.substr(0, 120).c_str(),
+                 (unsigned long long)g.launch, (unsigned long long)config().seed, g.error.c_str()));
+    }
+  }
+}
+
+void launch(const Kernel& k, const uint32_t grid[3], const uint32_t block[3], uint32_t smem_dynamic,
+            void** args, const LaunchAttributes& attr) {
+  std::vector<std::unique_ptr<Launch>> one;
+  one.push_back(prepare_launch(k, grid, block, smem_dynamic, args, attr));
+  run_launches(one);
 }
 
 }  // namespace ptxsim

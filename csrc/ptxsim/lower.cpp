@@ -438,16 +438,7 @@ void Lower::lower_body(Frame& frame) {
     k_->sources.push_back(src);
     std::string why;
     if (!match_isa(*s, &m, &why)) fail(why);
-    if (m.form->sm / 10 > device_ / 10 && m.form->sm > device_) {
-      fail(format("needs sm_%d, the simulated device is sm_%d", m.form->sm, device_));
-    }
-    if (s->op == "tcgen05" && device_ / 10 != 10 && device_ / 10 != 11) {
-      fail(format("tcgen05 exists on sm_100, sm_103 and sm_110, the simulated device is sm_%d",
-                  device_));
-    }
-    if (s->op == "wgmma" && device_ != 90) {
-      fail(format("wgmma exists on sm_90 only, the simulated device is sm_%d", device_));
-    }
+    require_device();
     m.form->fn(*this);
   }
   frame_ = &frame;
@@ -502,6 +493,22 @@ std::unique_ptr<Kernel> Lower::run(const Function& f) {
   return std::move(k_);
 }
 
+// Sources: "target ISA notes" of each instruction; ptxas refuses the same.
+void Lower::require_device() {
+  int family = device_ / 10;
+  if (m.form->sm > device_)
+    fail(format("needs sm_%d, the simulated device is sm_%d", m.form->sm, device_));
+  if (s->op == "tcgen05" && family != 10 && family != 11) {
+    fail(format("tcgen05 exists on sm_100, sm_103 and sm_110, the simulated device is sm_%d",
+                device_));
+  }
+  if (s->op == "wgmma" && device_ != 90)
+    fail(format("wgmma exists on sm_90 only, the simulated device is sm_%d", device_));
+  if (s->op == "redux" && has("f32") && family != 10)
+    fail(format("redux.f32 exists on sm_100 and sm_103 only, the simulated device is sm_%d",
+                device_));
+}
+
 void Lower::check(const Function& f, std::vector<std::string>* messages) {
   k_ = std::make_unique<Kernel>();
   k_->frame_bytes = 64;
@@ -529,6 +536,7 @@ void Lower::check(const Function& f, std::vector<std::string>* messages) {
     try {
       std::string why;
       if (!match_isa(stmt, &m, &why)) fail(why);
+      require_device();
       m.form->fn(*this);
     } catch (const SimError& e) {
       messages->push_back(e.what());

@@ -122,6 +122,7 @@ class Lower {
 
   std::shared_ptr<Module> module_;
   GlobalResolver resolve_;
+  void require_device();  // fails when the simulated device lacks the matched form
   int device_;
   std::unique_ptr<Kernel> k_;
   Frame* frame_ = nullptr;

@@ -172,12 +172,16 @@ class Kernel {
 
 // ---- Configuration ------------------------------------------------------------------------------
 enum class Mode : uint8_t { kEager, kRandom, kLazy };
+// When a grid launched with the programmatic attribute begins: behind its primary; once all CTAs of
+// the primary have executed griddepcontrol.launch_dependents or exited; at once.
+enum class Pdl : uint8_t { kOff, kTrigger, kStart };
 
 struct Config {
   int device = 0;  // compute capability * 10; 0 = that of the first registered program
   int sms = 16;
   uint64_t seed = 1;
   Mode mode = Mode::kRandom;
+  Pdl pdl = Pdl::kOff;
   int threads = 0;                // 0: one per core
   int resident = 1;               // clusters that run interleaved on one thread
   double timeout_s = 600;         // of one launch
@@ -185,6 +189,8 @@ struct Config {
   bool stats = false;
   std::string trace;  // "cta:warp" or empty
   std::string watch = "none";
+  std::string ptx;           // file whose PTX replaces the image with the same entry names
+  uint64_t ptx_version = 0;  // counts changes of `ptx`
   sem::Accumulate accumulate = sem::Accumulate::kExact;
   uint32_t smem_optin() const;
   int auto_arch = 0;  // the target of the program in use, while device is 0
@@ -242,8 +248,9 @@ struct AsyncOp {
   std::function<void()> read, run;
   bool did_read = false;
   bool done = false;
-  bool in_pool = false;  // may complete at any time by itself
-  bool held = false;     // not all participants have issued it yet
+  bool in_pool = false;   // may complete at any time by itself
+  bool held = false;      // not all participants have issued it yet
+  AgentId parts[4] = {};  // wgmma: the agents of the four warps that issued it together
 };
 using AsyncPtr = std::shared_ptr<AsyncOp>;
 
@@ -317,8 +324,10 @@ struct TmemState {
 
 struct Cta {
   Cluster* cl = nullptr;
-  uint32_t linear = 0;  // in the grid
-  uint32_t rank = 0;    // in the cluster
+  uint32_t linear = 0;     // in the grid
+  uint32_t key = 0;        // names it to watchers, unique over dependent launches
+  bool triggered = false;  // griddepcontrol.launch_dependents, or exited
+  uint32_t rank = 0;       // in the cluster
   uint32_t id[3] = {0, 0, 0};
   uint8_t* smem = nullptr;  // host address of shared address (rank << 24)
   uint32_t smem_end = 0;    // first invalid offset inside the rank's window
@@ -341,6 +350,7 @@ struct Grid;
 struct Cluster {
   Grid* grid = nullptr;
   uint32_t linear = 0;
+  uint32_t key = 0;  // as Cta::key
   uint32_t id[3] = {0, 0, 0};
   uint8_t* window = nullptr;
   std::vector<Cta> ctas;
@@ -361,6 +371,7 @@ struct LaunchAttributes {
   uint32_t cluster[3] = {0, 0, 0};
   bool cooperative = false;
   bool programmatic = false;
+  bool dependent = false;  // programmatic, and a kernel is what came before it in its stream
 };
 
 struct Grid {
@@ -372,6 +383,7 @@ struct Grid {
   std::vector<uint8_t> params;  // 64-byte aligned copy below
   uint8_t* param_ptr = nullptr;
   uint64_t launch = 0;
+  uint32_t number = 0;  // LaunchInfo::number
   uint32_t total = 0;
   std::atomic<uint32_t> next{0};  // next cluster to start; try_cancel takes from here too
   std::atomic<bool> abort{false};
@@ -384,13 +396,28 @@ struct Grid {
   std::string error;
   bool cooperative = false;
   Observers* observers = nullptr;
-  std::atomic<AgentId> next_agent{1};
+  uint32_t cluster_base = 0, cta_base = 0;  // of the keys
+  Grid* prerequisite = nullptr;             // runs together with this grid and comes first
+  bool in_chain = false;                    // others run together with it
+  uint32_t triggered = 0;                   // CTAs
+  bool complete = false;
   double deadline = 0;
   std::unordered_map<AgentId, AgentInfo> agents;  // only while watched
   void fail(Err code, const std::string& text);
 };
 
-// Runs a launch to its end; throws SimError. `args` as cudaLaunchKernel gets them.
+// A checked launch. Throws SimError. `args` as cudaLaunchKernel gets them.
+struct Launch {
+  Grid g;
+  LaunchInfo info;
+  LaunchAttributes attributes;
+};
+std::unique_ptr<Launch> prepare_launch(const Kernel& kernel, const uint32_t grid[3],
+                                       const uint32_t block[3], uint32_t smem_dynamic, void** args,
+                                       const LaunchAttributes& attributes);
+// Runs launches to their end, each but the first a dependent of the one before it. Throws the first
+// error.
+void run_launches(const std::vector<std::unique_ptr<Launch>>& chain);
 void launch(const Kernel& kernel, const uint32_t grid[3], const uint32_t block[3],
             uint32_t smem_dynamic, void** args, const LaunchAttributes& attributes);
 
@@ -408,7 +435,7 @@ uint8_t* shared_ptr_checked(const Warp& w, uint64_t addr, uint32_t size);
 Cta& cta_of_shared(const Warp& w, uint32_t addr);
 // Canonical shared address for watchers.
 inline uint64_t shared_key(const Cluster& cl, uint32_t addr) {
-  return static_cast<uint64_t>(cl.linear) << 32 | addr;
+  return static_cast<uint64_t>(cl.key) << 32 | addr;
 }
 
 // mbarrier.cpp
@@ -416,11 +443,12 @@ void mbar_init(Warp& w, uint32_t addr, uint32_t count);
 void mbar_inval(Warp& w, uint32_t addr);
 Mbarrier& mbar_at(const Warp& w, uint32_t addr);
 // Arrivals and transaction bytes; completes the phase when both counts reach zero. Returns the
-// phase it joined.
+// phase it joined. `lanes`: those that execute the arrive, for watchers.
 uint64_t mbar_arrive(Warp& w, AgentId agent, uint32_t addr, uint32_t count, int64_t tx, Order order,
-                     const Site& site);
+                     const Site& site, uint32_t lanes = kFull);
 
 // async.cpp
+std::atomic<AgentId>& next_agent_id();
 AgentId new_agent(Warp& w, AgentKind kind);
 AsyncPtr new_async(Warp& w, AgentKind kind);
 void pool_add(Warp& w, const AsyncPtr& op);  // may complete by itself from now on
@@ -445,6 +473,7 @@ class WatchSink : public Reporter {
 
 void select_watchers(const std::string& names);  // watchers.cpp
 void named_barriers_after_exit(Warp& w);         // ops_bar.cpp
+void trigger_dependents(Cta& cta);               // ops_bar.cpp
 void set_current_warp(Warp* w);                  // for fault reports
 // The asynchronous operation whose effect is being applied on this thread, for reports; returns the
 // previous one.
@@ -456,7 +485,7 @@ void emit_chunks(Warp& w, const AsyncOp& op, Cta& cta, const std::vector<uint32_
                  uint32_t used = 16);
 
 // sched.cpp
-void run_cluster_set(Grid& grid, uint32_t host_thread);
+void run_cluster_set(const std::vector<Grid*>& chain, uint32_t host_thread);
 std::string deadlock_report(Cluster& cl);
 
 }  // namespace ptxsim

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mbarrier objects (PTX ISA 9.7.13.15): state, phases, transaction counts, misuse.
 #include "memory.h"
+#include "sem/fault.h"
 
 namespace ptxsim {
 
@@ -26,7 +27,7 @@ void write_back(const Warp& w, uint32_t addr, const Mbarrier& b) {
 BarrierRef ref(const Warp& w, uint32_t addr) {
   BarrierRef r;
   r.kind = BarrierKind::kMbarrier;
-  r.owner = cta_of_shared(w, addr).linear;
+  r.owner = cta_of_shared(w, addr).key;
   r.addr = shared_key(*w.cl, addr);
   return r;
 }
@@ -83,12 +84,12 @@ void mbar_inval(Warp& w, uint32_t addr) {
 }
 
 uint64_t mbar_arrive(Warp& w, AgentId agent, uint32_t addr, uint32_t count, int64_t tx, Order order,
-                     const Site& site) {
+                     const Site& site, uint32_t lanes) {
   Mbarrier& b = mbar_at(w, addr);
   uint64_t phase = b.phase;
   // The transaction count changes first: arrive.expect_tx must not complete a phase on its arrival
   // alone.
-  b.tx += tx;
+  if (!sem::faulty(sem::Fault::kTxCount)) b.tx += tx;
   if (b.tx > kMaxCount || b.tx < -kMaxCount) {
     trap(w, Err::kLaunchFailure,
          format("tx-count %lld of the mbarrier at shared offset 0x%x leaves the range of 2^20 - 1",
@@ -111,7 +112,8 @@ uint64_t mbar_arrive(Warp& w, AgentId agent, uint32_t addr, uint32_t count, int6
   w.cl->progress = true;
   if (watched(w)) {
     BarrierRef r = ref(w, addr);
-    for (Observer* o : *w.cl->observers) o->on_arrive(agent, r, phase, count, tx, order, site);
+    for (Observer* o : *w.cl->observers)
+      o->on_arrive(agent, r, phase, count, tx, order, site, lanes);
     if (complete) {
       for (Observer* o : *w.cl->observers) o->on_phase_complete(r, phase);
     }
@@ -181,7 +183,8 @@ Status op_expect(Warp& w, const Insn& i, uint32_t m) {
   for (uint32_t r = m; r; r &= r - 1) {
     int l = __builtin_ctz(r);
     int64_t tx = w.cell<uint32_t>(i.b)[l];
-    mbar_arrive(w, w.agent, addr_of(w, i, x, l), 0, i.aux ? -tx : tx, Order::kRelaxed, w.site());
+    mbar_arrive(w, w.agent, addr_of(w, i, x, l), 0, i.aux ? -tx : tx, Order::kRelaxed, w.site(),
+                1u << l);
   }
   return Status::kNext;
 }
@@ -205,7 +208,7 @@ Status op_arrive(Warp& w, const Insn& i, uint32_t m) {
     if (x.no_complete && b.pending <= static_cast<int64_t>(count)) {
       trap(w, Err::kLaunchFailure, "mbarrier.arrive.noComplete would complete the phase");
     }
-    mbar_arrive(w, w.agent, a, count, tx, x.order, w.site());
+    mbar_arrive(w, w.agent, a, count, tx, x.order, w.site(), 1u << l);
     if (i.d) w.cell<uint64_t>(i.d)[l] = state;
   }
   return Status::kNext;
@@ -231,6 +234,7 @@ Status op_wait(Warp& w, const Insn& i, uint32_t m) {
            format("phase parity %llu: must be 0 or 1", (unsigned long long)operand));
     Mbarrier& b = mbar_at(w, a);
     int64_t phase = observed_phase(b, x, operand);
+    if (sem::faulty(sem::Fault::kParity)) phase = static_cast<int64_t>(b.phase);
     bool done = phase >= 0 || (b.phase & 1) != (x.parity ? operand & 1 : operand >> 62 & 1);
     ok |= static_cast<uint32_t>(done) << l;
     if (watched(w)) {

@@ -27,7 +27,7 @@ uint32_t live_threads(const Cta& cta) {
 BarrierRef named_ref(const Warp& w, uint32_t id) {
   BarrierRef r;
   r.kind = BarrierKind::kNamed;
-  r.owner = w.cta->linear;
+  r.owner = w.cta->key;
   r.index = id;
   return r;
 }
@@ -91,7 +91,7 @@ Status op_bar(Warp& w, const Insn& i, uint32_t m) {
     s.key = b.phase;
     if (watched(w)) {
       for (Observer* o : *w.cl->observers) {
-        o->on_arrive(w.agent, named_ref(w, id), b.phase, arrivals, 0, Order::kAcqRel, w.site());
+        o->on_arrive(w.agent, named_ref(w, id), b.phase, arrivals, 0, Order::kAcqRel, w.site(), m);
       }
     }
     complete_if_full(w, b, id);
@@ -130,7 +130,7 @@ Status op_bar_warp(Warp& w, const Insn& i, uint32_t m) {
 BarrierRef cluster_ref(const Warp& w) {
   BarrierRef r;
   r.kind = BarrierKind::kCluster;
-  r.owner = w.cl->linear;
+  r.owner = w.cl->key;
   return r;
 }
 
@@ -161,7 +161,7 @@ Status op_cluster(Warp& w, const Insn& i, uint32_t m) {
       Order order = (i.aux & 4) ? Order::kRelaxed : Order::kRelease;
       for (Observer* o : *w.cl->observers) {
         o->on_arrive(w.agent, cluster_ref(w), b.phase, static_cast<uint32_t>(__builtin_popcount(m)),
-                     0, order, w.site());
+                     0, order, w.site(), m);
       }
     }
     complete_cluster(w);
@@ -184,16 +184,15 @@ struct FenceOp : Extra {
   Scope scope = Scope::kNone;
 };
 
-Status op_fence(Warp& w, const Insn& i, uint32_t) {
+Status op_fence(Warp& w, const Insn& i, uint32_t m) {
   auto& x = *static_cast<const FenceOp*>(i.x);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (watched(w)) {
-    for (Observer* o : *w.cl->observers) o->on_fence(w.agent, x.fence, x.order, x.scope, w.site());
+    for (Observer* o : *w.cl->observers)
+      o->on_fence(w.agent, x.fence, x.order, x.scope, w.site(), m);
   }
   return Status::kNext;
 }
-
-Status op_nop(Warp&, const Insn&, uint32_t) { return Status::kNext; }
 
 }  // namespace
 
@@ -275,8 +274,34 @@ void low_fence_tensormap(Lower& L) {
   L.emit(op_fence).x = x;
 }
 
-// Launches run one after the other, so a dependent grid never starts early: both forms only order
-// the program.
-void low_griddep(Lower& L) { L.emit(op_nop); }
+void trigger_dependents(Cta& cta) {
+  if (cta.triggered) return;
+  cta.triggered = true;
+  ++cta.cl->grid->triggered;
+  cta.cl->progress = true;
+}
+
+namespace {
+
+Status op_launch_dependents(Warp& w, const Insn&, uint32_t) {
+  if (!w.cl->grid->in_chain) return Status::kNext;
+  trigger_dependents(*w.cta);
+  return Status::kPause;  // what follows may come after the dependent's first instructions
+}
+
+Status op_grid_wait(Warp& w, const Insn&, uint32_t) {
+  const Grid* before = w.cl->grid->prerequisite;
+  if (before && !before->complete) return Status::kBlock;
+  if (watched(w)) {
+    for (Observer* o : *w.cl->observers) o->on_grid_wait(w.agent, w.site());
+  }
+  return Status::kNext;
+}
+
+}  // namespace
+
+void low_griddep(Lower& L) {
+  L.emit(L.has("wait") ? op_grid_wait : op_launch_dependents).flags |= kBlocking;
+}
 
 }  // namespace ptxsim

@@ -291,7 +291,10 @@ Status op_wgmma(Warp& w, const Insn& i, uint32_t) {
   w.wgmma.open.push_back(op);
   if (state->issued == 4) {
     ++w.cl->wgmma;
-    for (auto& each : state->ops) each->held = false;
+    for (auto& each : state->ops) {
+      each->held = false;
+      for (int k = 0; k < 4; ++k) each->parts[k] = state->ops[k]->agent;
+    }
     w.cl->progress = true;
     w.cta->wgmma_pending.erase(key);
     if (config().mode == Mode::kEager) {
@@ -327,7 +330,10 @@ Status op_wgmma_wait(Warp& w, const Insn& i, uint32_t) {
     for (auto& op : g.front()) {
       force(*op);
       if (watched(w)) {
-        for (Observer* o : *w.cl->observers) o->on_join(w.agent, op->agent, Join::kFull);
+        // The operation is one of the warpgroup: seen complete by one warp, it is complete.
+        for (AgentId part : op->parts) {
+          for (Observer* o : *w.cl->observers) o->on_join(w.agent, part, Join::kFull);
+        }
       }
     }
     g.pop_front();

@@ -2,7 +2,10 @@
 // tcgen05 (PTX ISA 9.7.16): Tensor Memory allocation, loads and stores, copies, MMA, commit,
 // fences. Layouts and arithmetic are in sem/umma.h; this file owns allocation, ordering and
 // completion.
+#include <algorithm>
+
 #include "memory.h"
+#include "sem/fp.h"
 #include "sem/umma.h"
 #include "warp_sync.h"
 
@@ -50,7 +53,7 @@ void emit_rect(Warp& w, AgentId agent, const Site& site, Cta& cta, const sem::Tm
   a.space = Space::kTmem;
   a.rw = rw;
   a.proxy = Proxy::kAsync;
-  a.addr = static_cast<uint64_t>(cta.linear) << 32 | static_cast<uint32_t>(r.lane) << 16 | r.column;
+  a.addr = static_cast<uint64_t>(cta.key) << 32 | static_cast<uint32_t>(r.lane) << 16 | r.column;
   a.size = r.columns;
   a.rows = r.lanes;
   a.site = site;
@@ -59,10 +62,10 @@ void emit_rect(Warp& w, AgentId agent, const Site& site, Cta& cta, const sem::Tm
 
 void emit_alloc(Warp& w, Cta& cta, uint32_t column, uint32_t n, bool alloc) {
   if (!watched(w)) return;
-  uint64_t addr = static_cast<uint64_t>(cta.linear) << 32 | column;
+  uint64_t addr = static_cast<uint64_t>(cta.key) << 32 | column;
   for (Observer* o : *w.cl->observers) {
     alloc ? o->on_alloc(Space::kTmem, addr, n, "tcgen05.alloc")
-          : o->on_free(Space::kTmem, addr, n, "tcgen05.dealloc");
+          : o->on_free(Space::kTmem, addr, n, "tcgen05.dealloc", w.agent, w.site());
   }
 }
 
@@ -152,7 +155,33 @@ Status op_relinquish(Warp& w, const Insn&, uint32_t) {
 struct TmemOp : Extra {
   sem::TmemAccess access;
   std::vector<uint32_t> cells;
+  uint32_t red = 0;  // cell of tcgen05.ld.red, 0 = no reduction
+  char red_type = 'f';
+  sem::MinMaxMode mode;
 };
+
+// tcgen05.ld.red: each thread reduces the registers that it loads.
+void reduce_loaded(Warp& w, const TmemOp& x, uint32_t* const* reg) {
+  uint32_t* d = w.cell<uint32_t>(x.red);
+  for (int l = 0; l < kLanes; ++l) {
+    if (x.red_type == 'f') {
+      auto in = [&](size_t k) {
+        return bit_cast<float>(x.mode.abs ? reg[k][l] & 0x7fffffffu : reg[k][l]);
+      };
+      float r = in(0);
+      for (size_t k = 0; k < x.cells.size(); ++k) r = sem::minmax_f32(r, in(k), x.mode);
+      d[l] = bit_cast<uint32_t>(r);
+      continue;
+    }
+    // Signed order is unsigned order with the top bit turned over.
+    uint32_t flip = x.red_type == 's' ? 1u << 31 : 0, r = reg[0][l] ^ flip;
+    for (size_t k = 1; k < x.cells.size(); ++k) {
+      uint32_t v = reg[k][l] ^ flip;
+      r = x.mode.is_max ? std::max(r, v) : std::min(r, v);
+    }
+    d[l] = r ^ flip;
+  }
+}
 
 uint32_t tmem_address(const Warp& w, const Insn& i, uint32_t m) {
   return uniform32(w, i.a, m, "the Tensor Memory address") + static_cast<uint32_t>(i.imm);
@@ -171,6 +200,7 @@ Status op_tmem_ld(Warp& w, const Insn& i, uint32_t m) {
   // The values are taken at issue; that the columns must stay untouched until wait::ld is what the
   // agent's lifetime tells watchers.
   sem::tmem_load(x.access, addr, tmem_of(*w.cta), reg);
+  if (x.red) reduce_loaded(w, x, reg);
   if (watched(w)) {
     AsyncPtr op = new_async(w, AgentKind::kTcgenLd);
     for (auto& r : rects) emit_rect(w, op->agent, op->site, *w.cta, r, Rw::kRead);
@@ -418,8 +448,20 @@ void tmem_access(Lower& L, bool load) {
   }
   x->access.pack16 = L.has("pack::16b") || L.has("unpack::16b");
   // ld r, [taddr] {, imm};  st [taddr] {, imm}, r
-  size_t addr = load ? 1 : 0, data = load ? 0 : L.count() - 1;
-  if (L.count() == 3) x->access.half_split = static_cast<int>(L.immediate(load ? 2 : 1));
+  // ld.red r, redval, [taddr] {, imm}
+  bool red = L.has("red");
+  size_t addr = red ? 2 : load ? 1 : 0, data = load ? 0 : L.count() - 1;
+  size_t split = load ? addr + 1 : 1;
+  if (x->access.shape == sem::TmemShape::k16x32bx2)
+    x->access.half_split = static_cast<int>(L.immediate(split));
+  if (red) {
+    if (x->access.num < 2) L.fail("tcgen05.ld.red starts at .x2");
+    x->red_type = L.has("f32") ? 'f' : L.has("s32") ? 's' : 'u';
+    x->mode.is_max = L.has("max");
+    x->mode.nan = L.has("NaN");
+    x->mode.abs = L.has("abs");
+    x->red = L.dst(1, Type{x->red_type, 32, 1});
+  }
   std::string e = sem::check_tmem_access(x->access);
   if (!e.empty()) L.fail(e);
   x->cells = L.vec(L.op(data), kB32, load);

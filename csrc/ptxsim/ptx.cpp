@@ -3,6 +3,7 @@
 #include "ptx.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "lexer.h"
 #include "ptx_decl.h"
@@ -63,12 +64,18 @@ int Module::arch() const {
 
 std::string source_line(const Module& module, int line) {
   const std::string& t = module.text;
-  size_t b = 0;
-  for (int i = 1; i < line && b != std::string::npos; ++i) {
-    b = t.find('\n', b);
-    if (b != std::string::npos) ++b;
+  static std::mutex mutex;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (module.line_begin.empty()) {
+      module.line_begin.push_back(0);
+      for (size_t at = 0; (at = t.find('\n', at)) != std::string::npos;)
+        module.line_begin.push_back(++at);
+    }
   }
-  if (b == std::string::npos || b >= t.size()) return "";
+  if (line < 1 || static_cast<size_t>(line) > module.line_begin.size()) return "";
+  size_t b = module.line_begin[static_cast<size_t>(line - 1)];
+  if (b >= t.size()) return "";
   size_t e = t.find('\n', b);
   std::string s = t.substr(b, std::min<size_t>(e == std::string::npos ? t.size() - b : e - b, 160));
   size_t first = s.find_first_not_of(" \t");

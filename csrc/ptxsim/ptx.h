@@ -136,7 +136,8 @@ struct Module {
   std::vector<Variable> variables;  // module scope
   std::unordered_map<std::string, int> variable_index;
   std::map<int, std::string> files;
-  int arch() const;  // 100 of sm_100a
+  mutable std::vector<size_t> line_begin;  // source_line() fills it at its first call
+  int arch() const;                        // 100 of sm_100a
 };
 
 // Scans a whole module; bodies are parsed on demand. Throws SimError(kInvalidPtx) naming module and

@@ -4,6 +4,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <fstream>
+#include <set>
+#include <sstream>
 
 #include "ranges.h"
 
@@ -104,22 +107,16 @@ std::string target_of(const std::string& text) {
   return p == std::string::npos ? "" : text.substr(p, e - p);
 }
 
-}  // namespace
+std::set<std::string> entries(const Module& m) {
+  std::set<std::string> names;
+  for (auto& f : m.functions) {
+    if (f.second.is_entry) names.insert(f.first);
+  }
+  return names;
+}
 
-void Program::load() {
-  std::lock_guard<std::recursive_mutex> lock(runtime().mutex);
-  if (loaded) {
-    if (config().device == 0) choose_device(module->target);
-    return;
-  }
-  int cubins = 0;
-  std::vector<PtxImage> images = extract_ptx(fatbin, size, &cubins);
-  if (images.empty()) {
-    throw SimError(Err::kNoKernelImageForDevice,
-                   format("the program holds no PTX (%d cubins): compile with -gencode "
-                          "arch=compute_NNN,code=compute_NNN",
-                          cubins));
-  }
+// The image for the simulated device; chooses the device first when that is open.
+std::string pick_image(std::vector<PtxImage> images) {
   PtxImage* best = nullptr;
   std::string have;
   for (auto& i : images) {
@@ -136,8 +133,102 @@ void Program::load() {
         format("no PTX for the simulated device sm_%d (PTXSIM_DEVICE); the program has %s",
                config().arch(), have.c_str()));
   }
-  module = parse_module(std::move(best->text), format("<ptx %s>", target_of(best->text).c_str()));
+  return std::move(best->text);
+}
+
+// The module of PTXSIM_PTX, parsed once per setting.
+struct Replacement {
+  uint64_t version = 0;
+  std::shared_ptr<Module> module;
+  std::set<std::string> names;
+  bool wanted = false;  // some registered program has these entries
+};
+
+Replacement& replacement() {
+  static auto& r = *new Replacement;
+  if (r.version == config().ptx_version) return r;
+  Replacement n;
+  const std::string& file = config().ptx;
+  if (!file.empty()) {
+    std::ifstream in(file, std::ios::binary);
+    std::ostringstream text;
+    if (!in || !(text << in.rdbuf()))
+      throw SimError(Err::kInvalidValue, "PTXSIM_PTX='" + file + "': cannot read the file");
+    size_t slash = file.rfind('/');
+    n.module = parse_module(text.str(), slash == std::string::npos ? file : file.substr(slash + 1));
+    n.names = entries(*n.module);
+  }
+  n.version = config().ptx_version;
+  r = std::move(n);
+  return r;
+}
+
+// A replacement that nothing uses would let a mutation test pass on the original.
+void require_use(Replacement& r) {
+  if (r.wanted || !r.module) return;
+  for (auto& p : runtime().programs) {
+    try {
+      for (auto& i : extract_ptx(p->fatbin, p->size)) {
+        if (entries(*parse_module(std::move(i.text), "<ptx>")) == r.names) r.wanted = true;
+      }
+    } catch (const SimError&) {
+      continue;  // reported when that program is used
+    }
+  }
+  if (!r.wanted) {
+    throw SimError(
+        Err::kInvalidValue,
+        format("PTXSIM_PTX='%s': no module of the program has exactly its %zu entries (%s)",
+               config().ptx.c_str(), r.names.size(),
+               r.names.empty() ? "none" : r.names.begin()->substr(0, 100).c_str()));
+  }
+}
+
+}  // namespace
+
+void Program::load() {
+  std::lock_guard<std::recursive_mutex> lock(runtime().mutex);
+  if (loaded && ptx_version == config().ptx_version) {
+    if (config().device == 0) choose_device(module->target);
+    return;
+  }
+  Replacement& other = replacement();
+  if (loaded) {
+    ptx_version = config().ptx_version;
+    if (!replaced && !(other.module && entries(*module) == other.names)) {
+      require_use(other);
+      return;
+    }
+    finish_launches();
+    // The new module starts with fresh variables; old ones stay, addresses of them may be around.
+    for (auto& k : kernels) retired.push_back(std::move(k.second));
+    kernels.clear();
+    variables.clear();
+    loaded = replaced = false;
+  }
+  int cubins = 0;
+  std::vector<PtxImage> images = extract_ptx(fatbin, size, &cubins);
+  if (images.empty()) {
+    throw SimError(Err::kNoKernelImageForDevice,
+                   format("the program holds no PTX (%d cubins): compile with -gencode "
+                          "arch=compute_NNN,code=compute_NNN",
+                          cubins));
+  }
+  std::string text = pick_image(std::move(images));
+  std::string target = target_of(text);
+  module = parse_module(std::move(text), format("<ptx %s>", target.c_str()));
+  if (other.module && entries(*module) == other.names) {
+    if (!runs_on(other.module->target, config().arch())) {
+      throw SimError(Err::kNoKernelImageForDevice,
+                     format("PTXSIM_PTX='%s' is for %s, the simulated device is sm_%d",
+                            config().ptx.c_str(), other.module->target.c_str(), config().arch()));
+    }
+    module = other.module;
+    replaced = other.wanted = true;
+  }
+  require_use(other);
   place_variables();
+  ptx_version = config().ptx_version;
   loaded = true;
 }
 
@@ -219,13 +310,59 @@ Stream* stream_of(void* handle) {
   return it == runtime().streams.end() ? nullptr : it->second.get();
 }
 
-void submit(void* stream, std::function<void()> work) {
+void submit(void* stream, std::function<void()> work, bool launches) {
+  if (!launches) {
+    work = [inner = std::move(work)] {
+      finish_launches();
+      inner();
+    };
+  }
   Stream* s = stream_of(stream);
   if (s && s->capture) {
     s->capture->nodes.push_back(std::move(work));
     return;
   }
   work();
+}
+
+namespace {
+
+void run_waiting() {
+  Runtime& r = runtime();
+  std::vector<std::unique_ptr<Launch>> chain;
+  {
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    chain.swap(r.waiting);
+  }
+  if (chain.empty()) return;
+  try {
+    run_launches(chain);
+  } catch (const SimError& e) {
+    r.pending_error = e.code;
+    throw;
+  }
+}
+
+void launch_in_stream(std::unique_ptr<Launch> l, void* stream) {
+  Runtime& r = runtime();
+  bool dependent = l->attributes.programmatic && r.kernel_is_last && r.kernel_stream == stream;
+  l->attributes.dependent = dependent;
+  if (!dependent) run_waiting();
+  {
+    std::lock_guard<std::recursive_mutex> lock(r.mutex);
+    r.kernel_is_last = true;
+    r.kernel_stream = stream;
+    r.waiting.push_back(std::move(l));
+  }
+  if (config().pdl == Pdl::kOff) run_waiting();
+}
+
+}  // namespace
+
+void finish_launches() {
+  Runtime& r = runtime();
+  r.kernel_is_last = false;
+  if (!r.waiting.empty()) guarded(run_waiting);
 }
 
 void launch_function(FunctionEntry& f, const uint32_t grid[3], const uint32_t block[3], size_t smem,
@@ -255,18 +392,24 @@ void launch_function(FunctionEntry& f, const uint32_t grid[3], const uint32_t bl
   }
   uint32_t g[3] = {grid[0], grid[1], grid[2]}, b[3] = {block[0], block[1], block[2]};
   const Kernel* kp = &k;
-  submit(stream, [kp, g0 = g[0], g1 = g[1], g2 = g[2], b0 = b[0], b1 = b[1], b2 = b[2], smem,
-                  copies, attributes] {
-    std::vector<void*> argv;
-    for (auto& c : *copies) argv.push_back(c.data());
-    uint32_t grid[3] = {g0, g1, g2}, block[3] = {b0, b1, b2};
-    try {
-      launch(*kp, grid, block, static_cast<uint32_t>(smem), argv.data(), attributes);
-    } catch (const SimError& e) {
-      runtime().pending_error = e.code;
-      throw;
-    }
-  });
+  submit(
+      stream,
+      [kp, stream, g0 = g[0], g1 = g[1], g2 = g[2], b0 = b[0], b1 = b[1], b2 = b[2], smem, copies,
+       attributes] {
+        std::vector<void*> argv;
+        for (auto& c : *copies) argv.push_back(c.data());
+        uint32_t grid[3] = {g0, g1, g2}, block[3] = {b0, b1, b2};
+        std::unique_ptr<Launch> l;
+        try {
+          l = prepare_launch(*kp, grid, block, static_cast<uint32_t>(smem), argv.data(),
+                             attributes);
+        } catch (const SimError& e) {
+          runtime().pending_error = e.code;
+          throw;
+        }
+        launch_in_stream(std::move(l), stream);
+      },
+      true);
 }
 
 }  // namespace ptxsim

@@ -25,6 +25,10 @@ struct Program {
   std::map<std::string, void*> variables;
   std::map<std::string, std::unique_ptr<Kernel>> kernels;
   bool loaded = false;
+  bool replaced = false;     // the module came from PTXSIM_PTX
+  uint64_t ptx_version = 0;  // Config::ptx_version that the module was loaded under
+  // Kernels of modules that PTXSIM_PTX replaced: recorded graphs may still name them.
+  std::vector<std::unique_ptr<Kernel>> retired;
   void load();
   void place_variables();  // memory and initial values of the module's variables
   const Kernel& kernel(const std::string& name);
@@ -62,6 +66,11 @@ struct Runtime {
   Err last_error = Err::kSuccess;
   Err pending_error = Err::kSuccess;  // of a launch, reported by the next synchronisation too
   std::string last_message;
+  // Programmatic dependent launch: the stream whose last work is a kernel, and with
+  // PTXSIM_PDL=trigger or start the launches that have not run yet.
+  bool kernel_is_last = false;
+  void* kernel_stream = nullptr;
+  std::vector<std::unique_ptr<Launch>> waiting;
   FunctionEntry& function(
       const void* handle);  // host stub or cudaKernel_t; throws kInvalidDeviceFunction
 };
@@ -74,9 +83,15 @@ int guarded(const std::function<void()>& f);
 void choose_device(const std::string& target);
 void choose_device_early();
 
+// Runs launches that wait for a dependent, and ends the chain of programmatic launches. Every call
+// that synchronises or touches device memory begins with it. Errors are reported as those of any
+// launch.
+void finish_launches();
+
 Stream* stream_of(void* handle);
 // Executes now, or records when the stream is capturing.
-void submit(void* stream, std::function<void()> work);
+// Work other than kernel launches first finishes those that wait for a dependent.
+void submit(void* stream, std::function<void()> work, bool launches = false);
 void launch_function(FunctionEntry& f, const uint32_t grid[3], const uint32_t block[3], size_t smem,
                      void** args, void* stream, const LaunchAttributes& attributes);
 

@@ -193,10 +193,6 @@ void warp_ended(Warp& w) {
   }
 }
 
-struct Idle {
-  int rounds = 0;
-};
-
 // One round: each live warp of the cluster gets a turn. Returns false when nothing moved.
 bool round(Cluster& cl) {
   std::vector<Warp*> order;
@@ -272,67 +268,174 @@ std::string deadlock_report(Cluster& cl) {
   return s;
 }
 
-void run_cluster_set(Grid& g, uint32_t host_thread) {
-  std::vector<std::unique_ptr<Cluster>> resident;
-  std::vector<Idle> idle;
-  size_t limit = g.cooperative ? g.total : static_cast<size_t>(std::max(1, config().resident));
-  uint64_t ticks = 0;
-  auto admit = [&] {
-    while (resident.size() < limit) {
-      uint32_t n = g.next.fetch_add(1);
-      if (n >= g.total) {
-        g.next.store(g.total);
-        return;
-      }
-      resident.push_back(start_cluster(g, n, host_thread));
-      idle.push_back({});
-      for (auto& cta : resident.back()->ctas) {
-        for (auto& w : cta.warps) start_warp(w);
-      }
-    }
-  };
-  admit();
-  while (!resident.empty()) {
-    if (g.abort.load(std::memory_order_relaxed)) return;
-    bool any = false;
-    for (size_t k = 0; k < resident.size(); ++k) {
-      Cluster& cl = *resident[k];
-      bool progress = round(cl);
-      if (!progress && pump_one(cl)) progress = true;
-      idle[k].rounds = progress ? 0 : idle[k].rounds + 1;
-      any |= progress;
-    }
-    for (size_t k = 0; k < resident.size();) {
-      Cluster& cl = *resident[k];
-      if (all_exited(cl)) {
-        finish_cluster(cl);
-        g.steps += cl.steps;
-        g.tcgen_mma += cl.tcgen_mma;
-        g.mma_sync += cl.mma_sync;
-        g.wgmma += cl.wgmma;
-        resident.erase(resident.begin() + static_cast<long>(k));
-        idle.erase(idle.begin() + static_cast<long>(k));
-      } else {
-        ++k;
-      }
-    }
-    bool stuck = !resident.empty();
-    for (auto& i : idle) stuck &= i.rounds > 64;
-    if (stuck) {
-      if (limit < g.total && g.next.load() < g.total && resident.size() < 64) {
-        limit = resident.size() + 1;  // perhaps it waits for a CTA that has not started
-      } else if (g.running.load() <= 1 || idle[0].rounds > 4096) {
-        throw SimError(Err::kLaunchTimeout, deadlock_report(*resident[0]));
-      }
-    }
-    admit();
-    if ((++ticks & 63) == 0 && now_s() > g.deadline) {
-      std::string text = format("watchdog: the launch ran longer than PTXSIM_TIMEOUT = %.0f s\n",
-                                config().timeout_s);
-      throw SimError(Err::kLaunchTimeout,
-                     resident.empty() ? text : text + deadlock_report(*resident[0]));
+namespace {
+
+struct Resident {
+  std::unique_ptr<Cluster> cl;
+  size_t grid = 0;  // index in the chain
+  int idle = 0;     // rounds without progress
+};
+
+// The clusters of one launch, or of launches that run together, on one host thread.
+class ClusterSet {
+ public:
+  ClusterSet(const std::vector<Grid*>& chain, uint32_t host_thread)
+      : chain_(chain), host_thread_(host_thread), rng_(config().seed * 31 + chain[0]->launch) {
+    auto resident = static_cast<size_t>(std::max(1, config().resident));
+    for (const Grid* g : chain) {
+      size_t ctas = g->cluster[0] * g->cluster[1] * g->cluster[2];
+      // Of a chain several clusters are resident: the primary's so that all may come to their
+      // trigger before one ends, the dependent's since each holds its place while it waits.
+      limit_.push_back(g->cooperative ? g->total
+                       : chain.size() == 1
+                           ? resident
+                           : std::max<size_t>(resident, (g == chain[0] ? 32 : 16) / ctas));
     }
   }
+
+  void run() {
+    hurry();
+    admit();
+    while (!resident_.empty() || started_ < chain_.size()) {
+      for (const Grid* g : chain_) {
+        if (g->abort.load(std::memory_order_relaxed)) return;
+      }
+      start_dependents();
+      step();
+      retire();
+      check_stuck();
+      admit();
+      check_deadline();
+    }
+  }
+
+ private:
+  Grid& grid(const Resident& r) const { return *chain_[r.grid]; }
+
+  void admit() {
+    for (size_t k = 0; k < started_; ++k) {
+      Grid& g = *chain_[k];
+      size_t have = 0;
+      for (auto& r : resident_) have += r.grid == k;
+      while (have < limit_[k]) {
+        uint32_t n = g.next.fetch_add(1);
+        if (n >= g.total) {
+          g.next.store(g.total);
+          break;
+        }
+        resident_.push_back({start_cluster(g, n, host_thread_), k, 0});
+        ++have;
+        for (auto& cta : resident_.back().cl->ctas) {
+          for (auto& w : cta.warps) start_warp(w);
+        }
+      }
+    }
+    if (chain_.size() == 1) return;
+    for (size_t k = 0; k < started_; ++k) {
+      bool live = chain_[k]->next.load() < chain_[k]->total;
+      for (auto& r : resident_) live |= r.grid == k;
+      chain_[k]->complete = !live;
+    }
+  }
+
+  void hurry() { ahead_ = chain_.size() > 1 && rng_.below(4) ? 4096 : 0; }
+
+  void start_dependents() {
+    if (started_ == chain_.size()) return;
+    const Grid& before = *chain_[started_ - 1];
+    uint32_t ctas = before.grid[0] * before.grid[1] * before.grid[2];
+    bool may = config().pdl == Pdl::kStart || before.triggered == ctas;
+    // The moment is open: in the random mode some time may pass.
+    if (!may || (config().mode == Mode::kRandom && !before.complete && rng_.below(8) == 0)) return;
+    ++started_;
+    // Mostly the dependent runs ahead until it waits: its early reads and writes then come before
+    // those of the primary.
+    hurry();
+    admit();
+  }
+
+  // A cluster that hurries: of the newest grid while that runs ahead of its primary, or on its way
+  // to launch_dependents while dependents wait for it.
+  bool preferred(const Resident& r) const {
+    if (ahead_ == 0 || r.idle > 0 || r.grid != started_ - 1) return false;
+    if (started_ == chain_.size()) return true;
+    for (auto& cta : r.cl->ctas) {
+      if (!cta.triggered) return true;
+    }
+    return false;
+  }
+
+  void step() {
+    bool hurry = false;
+    for (auto& r : resident_) hurry |= preferred(r);
+    if (ahead_ > 0) --ahead_;
+    for (auto& r : resident_) {
+      if (hurry && !preferred(r)) continue;
+      Cluster& cl = *r.cl;
+      bool progress = round(cl);
+      if (!progress && pump_one(cl)) progress = true;
+      r.idle = progress ? 0 : r.idle + 1;
+    }
+  }
+
+  void retire() {
+    for (size_t k = 0; k < resident_.size();) {
+      Cluster& cl = *resident_[k].cl;
+      if (!all_exited(cl)) {
+        ++k;
+        continue;
+      }
+      Grid& g = grid(resident_[k]);
+      finish_cluster(cl);
+      g.steps += cl.steps;
+      g.tcgen_mma += cl.tcgen_mma;
+      g.mma_sync += cl.mma_sync;
+      g.wgmma += cl.wgmma;
+      resident_.erase(resident_.begin() + static_cast<long>(k));
+      for (auto& r : resident_) r.idle = 0;  // a dependent may go on
+    }
+  }
+
+  void check_stuck() {
+    if (resident_.empty()) return;
+    int least = resident_[0].idle;
+    for (auto& r : resident_) least = std::min(least, r.idle);
+    if (least <= 64) return;
+    Grid& g = grid(resident_[0]);
+    size_t& limit = limit_[resident_[0].grid];
+    if (limit < g.total && g.next.load() < g.total && limit < 64) {
+      ++limit;  // perhaps it waits for a CTA that has not started
+    } else if (chain_[0]->running.load() <= 1 || least > 4096) {
+      std::string text;
+      for (auto& r : resident_) {
+        if (text.empty() || r.grid != resident_[0].grid) text += deadlock_report(*r.cl);
+      }
+      throw SimError(Err::kLaunchTimeout, text);
+    }
+  }
+
+  void check_deadline() {
+    if ((++ticks_ & 63) != 0 || now_s() <= chain_[0]->deadline) return;
+    std::string text = format("watchdog: the launch ran longer than PTXSIM_TIMEOUT = %.0f s\n",
+                              config().timeout_s);
+    throw SimError(Err::kLaunchTimeout,
+                   resident_.empty() ? text : text + deadlock_report(*resident_[0].cl));
+  }
+
+  const std::vector<Grid*>& chain_;
+  uint32_t host_thread_;
+  Rng rng_;
+  std::vector<Resident> resident_;
+  std::vector<size_t> limit_;
+  size_t started_ = 1;  // grids that may have clusters
+  int ahead_ = 0;       // steps in which only preferred clusters run while they can
+  uint64_t ticks_ = 0;
+};
+
+}  // namespace
+
+void run_cluster_set(const std::vector<Grid*>& chain, uint32_t host_thread) {
+  ClusterSet(chain, host_thread).run();
 }
 
 }  // namespace ptxsim

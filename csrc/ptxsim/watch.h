@@ -73,8 +73,9 @@ struct AgentInfo {
   AgentId id = 0;
   AgentKind kind = AgentKind::kWarp;
   AgentId parent = 0;     // the issuing warp; itself for a warp
-  uint32_t cluster = 0;   // linear cluster id in the grid
-  uint32_t cta = 0;       // linear CTA id in the grid
+  uint32_t cluster = 0;   // linear cluster id in the grid (+ LaunchInfo::cluster_base)
+  uint32_t cta = 0;       // linear CTA id in the grid (+ LaunchInfo::cta_base)
+  uint32_t launch = 0;    // LaunchInfo::number
   uint32_t cta_rank = 0;  // rank inside the cluster
   uint32_t warp = 0;      // warp index inside the CTA (of the issuer, for asynchronous operations)
   Site site;
@@ -133,6 +134,13 @@ struct LaunchInfo {
   uint32_t block[3] = {1, 1, 1};
   uint32_t cluster[3] = {1, 1, 1};
   uint32_t smem_static = 0, smem_dynamic = 0;
+  // Launched with the programmatic attribute behind another kernel: what that one did is visible
+  // only behind griddepcontrol.wait. `number` counts from 0 along such a chain, and cluster, CTA
+  // and agent ids go on along it.
+  bool dependent = false;
+  uint32_t number = 0;
+  uint32_t cluster_base = 0, cta_base = 0;
+  AgentId first_agent = 1;
 };
 
 // Reports of watchers go to this sink: printed on stderr with the site and, if `fatal`, the launch
@@ -169,20 +177,25 @@ class Observer {
   // `count` arrivals by this agent join the phase `phase` (0, 1, 2, ...; not the parity) of the
   // barrier. Named and cluster barriers number their phases too. tx = transaction bytes added
   // (expect_tx, positive) or completed (complete_tx, negative).
+  // lanes: those of the warp that executed the instruction; all for asynchronous operations.
   virtual void on_arrive(AgentId, const BarrierRef&, uint64_t phase, uint32_t count, int64_t tx,
-                         Order, const Site&) {}
+                         Order, const Site&, uint32_t lanes = ~0u) {}
   virtual void on_phase_complete(const BarrierRef&, uint64_t phase) {}
   // A wait that was satisfied: `phase` is the completed phase that the agent observed.
   virtual void on_wait(AgentId, const BarrierRef&, uint64_t phase, Order, const Site&) {}
   // test_wait / try_wait that returned false.
   virtual void on_wait_failed(AgentId, const BarrierRef&, uint64_t phase, const Site&) {}
 
-  virtual void on_fence(AgentId, Fence, Order, Scope, const Site&) {}
+  // griddepcontrol.wait: the launch before this one is complete and visible.
+  virtual void on_grid_wait(AgentId, const Site&) {}
+
+  virtual void on_fence(AgentId, Fence, Order, Scope, const Site&, uint32_t lanes = ~0u) {}
 
   // Memory management. how: "cudaMalloc", "cudaFree", "tcgen05.alloc", "tcgen05.dealloc", "static".
-  // Tmem: addr, size in columns with lane 0.
+  // Tmem: addr, size in columns with lane 0; `by` is the warp that executes the instruction.
   virtual void on_alloc(Space, uint64_t addr, uint64_t size, const char* how) {}
-  virtual void on_free(Space, uint64_t addr, uint64_t size, const char* how) {}
+  virtual void on_free(Space, uint64_t addr, uint64_t size, const char* how, AgentId by = 0,
+                       const Site& = {}) {}
 };
 
 // Fan-out used by the core; empty when nothing watches.

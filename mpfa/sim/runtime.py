@@ -16,20 +16,24 @@ import torch
 
 from mpfa.sim.build import SONAME, library_path
 
-OPTIONS = (
-    "device",
-    "sms",
-    "seed",
-    "mode",
-    "threads",
-    "resident",
-    "timeout",
-    "stats",
-    "trace",
-    "watch",
-    "tmem_st",
-    "accumulate",
-)
+DEFAULTS = {
+    "device": "auto",
+    "sms": "16",
+    "seed": "1",
+    "mode": "random",
+    "threads": "0",
+    "resident": "1",
+    "timeout": "600",
+    "stats": "0",
+    "trace": "",
+    "watch": "none",
+    "tmem_st": "deferred",
+    "accumulate": "exact",
+    "pdl": "off",
+    "ptx": "",
+    "fault": "none",
+}
+OPTIONS = tuple(DEFAULTS)
 
 
 class SimulationError(RuntimeError):
@@ -61,9 +65,12 @@ def _exports(path: str) -> str:
 class Simulator:
     """The simulator of this process. Use :func:`simulator`; there is one."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, foreign: str | None = None) -> None:
         self.library = library
-        self._lib = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        # Next to a real runtime only PTX texts are run: programs would bind to that one.
+        self.foreign = foreign
+        mode = ctypes.RTLD_LOCAL if foreign else ctypes.RTLD_GLOBAL
+        self._lib = ctypes.CDLL(str(library), mode=mode)
         text = ctypes.c_void_p
         for name, result, args in (
             ("ptxsim_set", text, (ctypes.c_char_p, ctypes.c_char_p)),
@@ -113,33 +120,29 @@ class Simulator:
             ValueError: unknown option or value.
         """
         for name, value in options.items():
-            word = value if isinstance(value, str) else str(int(value))  # type: ignore[call-overload]
+            text = isinstance(value, (str, os.PathLike))
+            word = os.fspath(value) if text else str(int(value))  # type: ignore[call-overload]
             error = self.text(self._lib.ptxsim_set(name.upper().encode(), word.encode()))
             if error:
                 raise ValueError(error)
             self._options[name] = word
 
+    def option(self, name: str) -> str:
+        """The value in force: of :meth:`set`, else of PTXSIM_<NAME>, else the default.
+
+        Raises:
+            ValueError: unknown option.
+        """
+        if name not in DEFAULTS:
+            raise ValueError(f"name: {name!r} is no option; known are {', '.join(DEFAULTS)}")
+        if name in self._options:
+            return self._options[name]
+        return os.environ.get(f"PTXSIM_{name.upper()}") or DEFAULTS[name]
+
     @contextlib.contextmanager
     def options(self, **options: object) -> Iterator[Simulator]:
         """Options for the launches of a ``with`` block."""
-        defaults = {
-            "device": "auto",
-            "sms": "16",
-            "seed": "1",
-            "mode": "random",
-            "threads": "0",
-            "resident": "1",
-            "timeout": "600",
-            "stats": "0",
-            "trace": "",
-            "watch": "none",
-            "tmem_st": "deferred",
-            "accumulate": "exact",
-        }
-        before = {
-            n: self._options.get(n, os.environ.get(f"PTXSIM_{n.upper()}", defaults.get(n, "")))
-            for n in options
-        }
+        before = {n: self.option(n) for n in options}
         self.set(**options)
         try:
             yield self
@@ -192,19 +195,12 @@ class Simulator:
 def simulator() -> Simulator:
     """The simulator of this process, built and loaded at first use.
 
-    Raises:
-        RuntimeError: a real CUDA runtime is loaded already; the two cannot share a process.
+    In a process that has a real CUDA runtime it runs PTX texts, but :func:`load` refuses.
     """
     global _instance
     with _lock:
         if _instance is None:
-            foreign = _foreign_runtime()
-            if foreign:
-                raise RuntimeError(
-                    f"{foreign} is loaded in this process, so {SONAME} of the simulator cannot "
-                    "take its place; start a process that does not import a CUDA build of torch"
-                )
-            _instance = Simulator(library_path())
+            _instance = Simulator(library_path(), _foreign_runtime())
         return _instance
 
 
@@ -222,7 +218,12 @@ def load(path: str | os.PathLike[str], *, tvm_ffi: bool = False) -> Any:
     file = Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"path: {file} does not exist")
-    simulator()
+    foreign = simulator().foreign or _foreign_runtime()
+    if foreign:
+        raise RuntimeError(
+            f"{foreign} is loaded in this process, so {SONAME} of the simulator cannot "
+            "take its place; start a process that does not import a CUDA build of torch"
+        )
     if tvm_ffi:
         import tvm_ffi as ffi
 

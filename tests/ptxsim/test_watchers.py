@@ -124,3 +124,56 @@ bar.sync 0;
     body += "mad.lo.u32 %r3, %lane, 4, %r1;\nld.shared.u32 %r0, [%r3];\n"
     data = torch.arange(32, dtype=torch.int32)
     assert run(body, data)[:32].tolist() == list(range(32))
+
+
+def test_proxy_fence_by_one_lane_only(sim: Simulator) -> None:
+    sim.set(watch="race")
+    body = """
+mov.u32 %r0, 0;
+mov.u32 %r1, buf;
+mad.lo.u32 %r2, %lane, 4, %r1;
+setp.eq.u32 %q0, %lane, 0;
+st.shared.u32 [%r2], %lane;
+{GUARD} fence.proxy.async.shared::cta;
+bar.warp.sync 0xffffffff;
+@%q0 cp.async.bulk.global.shared::cta.bulk_group [%p1], [%r1], 128;
+@%q0 cp.async.bulk.commit_group;
+@%q0 cp.async.bulk.wait_group 0;
+"""
+    data = torch.zeros(32, dtype=torch.int32)
+    out = torch.zeros(32, dtype=torch.int32)
+    run_ptx(kernel(body.replace("{GUARD}", ""), module=SHARED), "k", out, data)
+    assert data.tolist() == list(range(32))
+    with pytest.raises(SimulationError, match="missing proxy-fence") as error:
+        run_ptx(kernel(body.replace("{GUARD}", "@%q0"), module=SHARED), "k", out, data)
+    assert "other lanes ran one, lanes 0000000e of the writers did not" in str(error.value)
+
+
+def test_dealloc_while_another_warp_still_reads(sim: Simulator) -> None:
+    sim.set(watch="race")
+    # Warp 1 reads the columns of warp 0's allocation; warp 0 frees them.
+    body = """
+mov.u32 %r1, buf;
+mov.u32 %r0, 0;
+shr.u32 %r4, %lane, 5;
+setp.eq.u32 %q0, %r4, 0;
+@%q0 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;
+bar.sync 0;
+ld.shared.u32 %r2, [%r1];
+shl.b32 %r5, %r4, 21;
+add.u32 %r5, %r5, %r2;
+tcgen05.st.sync.aligned.32x32b.x1.b32 [%r5], {%lane};
+tcgen05.wait::st.sync.aligned;
+tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r0}, [%r5];
+tcgen05.wait::ld.sync.aligned;
+{BARRIER}
+@%q0 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;
+"""
+    assert run(body.replace("{BARRIER}", "bar.sync 0;"), threads=64)[:64].tolist() == list(
+        range(64)
+    )
+    # Whichever warp comes first in the run: the load before the unordered dealloc, or behind it.
+    for seed in range(4):
+        sim.set(seed=seed)
+        with pytest.raises(SimulationError, match="tcgen05.dealloc by warp 0|not allocated"):
+            run(body.replace("{BARRIER}", ""), threads=64)

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "fault.h"
+
 namespace ptxsim::sem {
 
 // Every m16n8kK and m8n8kK fragment (f16 m8n8k4 of sm_70 excepted) follows one rule: with P
@@ -107,6 +109,7 @@ void expand_b4(const uint8_t src[16], uint8_t dst[16]) {
 }
 
 void ldmatrix(const MatrixOp& op, const uint8_t (*rows)[16], uint32_t* const* reg) {
+  const bool trans = op.trans && !faulty(Fault::kLdmatrixTrans);
   if (op.shape == MatrixShape::kM8n8B16) {
     for (int x = 0; x < op.num; ++x) {
       const uint8_t (*mat)[16] = rows + 8 * x;
@@ -115,7 +118,7 @@ void ldmatrix(const MatrixOp& op, const uint8_t (*rows)[16], uint32_t* const* re
         uint32_t v = 0;
         for (int e = 0; e < 2; ++e) {
           uint16_t h;
-          const int row = op.trans ? 2 * t + e : g, col = op.trans ? g : 2 * t + e;
+          const int row = trans ? 2 * t + e : g, col = trans ? g : 2 * t + e;
           std::memcpy(&h, mat[row] + 2 * col, 2);
           v |= static_cast<uint32_t>(h) << (16 * e);
         }
@@ -148,8 +151,10 @@ void ldmatrix(const MatrixOp& op, const uint8_t (*rows)[16], uint32_t* const* re
       }
       for (int half = 0; half < 2; ++half) {  // transposed: four rows of one column per register
         uint32_t v = 0;
-        for (int e = 0; e < 4; ++e)
-          v |= static_cast<uint32_t>(mat[4 * t + e][g + 8 * half]) << (8 * e);
+        for (int e = 0; e < 4; ++e) {
+          const int row = 4 * t + e, col = g + 8 * half;
+          v |= static_cast<uint32_t>(trans ? mat[row][col] : mat[col][row]) << (8 * e);
+        }
         reg[2 * x + half][lane] = v;
       }
     }

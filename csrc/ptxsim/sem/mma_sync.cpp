@@ -2,6 +2,7 @@
 // mma.sync: legality, register fragments, scale selection.
 #include <cstdint>
 
+#include "fault.h"
 #include "fp.h"
 #include "frag.h"
 #include "mma.h"
@@ -121,7 +122,10 @@ void gather(const MmaSync& op, const uint32_t* const* a, const uint32_t* const* 
   }
 }
 
-void apply_scales(const MmaSync& op, const MmaScales& s, double* am, double* bm) {
+void apply_scales(const MmaSync& op, MmaScales s, double* am, double* bm) {
+  if (faulty(Fault::kByteId)) s.byte_a = s.byte_b = 0;
+  if (faulty(Fault::kThreadId)) s.thread_a = s.thread_b = 0;
+  const int swap = faulty(Fault::kMmaScaleRows);
   const int block = op.k / op.scale_vec;
   const float* table = decode_table(op.scale);
   auto scale = [&](const uint32_t* data, int lane, int byte) {
@@ -131,7 +135,7 @@ void apply_scales(const MmaSync& op, const MmaScales& s, double* am, double* bm)
   };
   for (int row = 0; row < op.m; ++row) {
     for (int blk = 0; blk < op.scale_vec; ++blk) {
-      const double v = scale(s.a, mma_sfa_lane(row, s.thread_a), mma_sf_byte(s.byte_a, blk));
+      const double v = scale(s.a, mma_sfa_lane(row ^ swap, s.thread_a), mma_sf_byte(s.byte_a, blk));
       for (int i = 0; i < block; ++i) am[row * op.k + blk * block + i] *= v;
     }
   }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "fault.h"
 #include "fp.h"
 #include "narrow.h"
 
@@ -237,6 +238,7 @@ Error decode_tensor_map(const void* in, TensorMap* m) {
   uint8_t mode, atom;
   if (Error e = unpack_words(in, m, &mode, &atom); !e.empty()) return e;
   if (Error e = join_swizzle(mode, atom, &m->swizzle); !e.empty()) return e;
+  if (faulty(Fault::kTmaSwizzle)) m->swizzle = TmaSwizzle::kNone;
   return check_tensor_map(*m);
 }
 
@@ -484,7 +486,7 @@ Error tma_gather4(const TensorMap& m, TmaDir dir, const int32_t coords[5], uint3
 }
 
 void tma_fill_pattern(const TensorMap& m, uint8_t pattern[16]) {
-  std::memset(pattern, 0, 16);
+  std::memset(pattern, faulty(Fault::kOutOfBoundsFill) ? 0x38 : 0, 16);
   if (!m.oob_nan) return;
   // The same 16-bit pattern whatever the element type (measured on an H200).
   for (int i = 0; i < 16; ++i) pattern[i] = i % 2 ? 0x7f : 0xf7;

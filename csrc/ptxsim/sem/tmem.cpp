@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "fault.h"
 #include "umma.h"
 
 namespace ptxsim::sem {
@@ -100,6 +101,7 @@ Error plan_tmem_access(const TmemAccess& a, uint32_t taddr, int warp,
 }
 
 void tmem_load(const TmemAccess& a, uint32_t taddr, const uint32_t* tmem, uint32_t* const* reg) {
+  if (faulty(Fault::kTmemQuadrant)) taddr &= 0xffff;
   const int regs = tmem_regs(a);
   const uint32_t* base = tmem + lane_of(taddr) * kTmemColumns + column_of(taddr);
   for (int r = 0; r < regs; ++r) {

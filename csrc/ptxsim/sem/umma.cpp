@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "fault.h"
 #include "narrow.h"
 
 namespace ptxsim::sem {
@@ -114,6 +115,7 @@ TmemCell umma_d_cell(int m_size, int n_size, int cta_group, bool ws, int m, int 
 Error plan_umma(const UmmaArgs& args, UmmaPlan* plan) {
   plan->args = args;
   UmmaArgs& a = plan->args;
+  if (faulty(Fault::kAccumulate)) a.enable_d = true;
   InstrDesc& id = plan->idesc;
   if (Error e = decode_idesc(a.idesc, a.kind, a.cta_group, a.ws, &id); !e.empty()) return e;
   if (scaled(a.kind)) {
@@ -292,8 +294,9 @@ Error execute_umma(const UmmaPlan& plan, const CtaView* views, Accumulate mode) 
       if (table) {
         for (int r = 0; r < blk.rows; ++r) {
           for (int s = 0; s < vec; ++s) {
+            const int row = faulty(Fault::kUmmaScaleRows) ? r ^ 1 : r;
             const double sc =
-                scale_at(v, table, column_of(a.sfa_tmem), blk.lane(r) / 32, r, id.sfa_id + s);
+                scale_at(v, table, column_of(a.sfa_tmem), blk.lane(r) / 32, row, id.sfa_id + s);
             double* p = a_mat.data() + static_cast<size_t>(r) * k + s * block_k;
             for (int i = 0; i < block_k; ++i) p[i] *= sc;
           }

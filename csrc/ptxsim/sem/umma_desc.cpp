@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "fault.h"
 #include "narrow.h"
 #include "umma.h"
 
@@ -39,6 +40,7 @@ int span_bytes(SmemSwizzle s) {
 // Address bits 4.. (16-byte atoms) or 5.. (32-byte atoms) XOR the 128-byte row index of the
 // pattern.
 uint32_t swizzle(const SmemDesc& d, uint32_t address) {
+  if (faulty(Fault::kOperandSwizzle)) return address;
   const uint32_t row = (address >> 7) - d.base_offset;
   switch (d.swizzle) {
     case SmemSwizzle::kNone:

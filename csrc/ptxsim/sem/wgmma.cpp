@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "fault.h"
 #include "narrow.h"
 #include "umma.h"
 
@@ -75,6 +76,7 @@ Error plan_wgmma(const WgmmaOp& op, uint64_t a_desc, uint64_t b_desc, SmemOperan
 Error execute_wgmma(const WgmmaOp& op, const SmemOperand& a, const SmemOperand& b, const CtaView& v,
                     const uint32_t* const* a_regs, uint32_t* const* d, bool scale_d,
                     Accumulate mode) {
+  scale_d = scale_d || faulty(Fault::kAccumulate);
   static thread_local std::vector<uint32_t> chunks;
   static thread_local std::vector<double> am, bm;
   am.resize(static_cast<size_t>(kM) * op.k);

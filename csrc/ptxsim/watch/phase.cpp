@@ -35,7 +35,7 @@ class PhaseWatcher : public Observer {
     s.live = false;
   }
   void on_arrive(AgentId, const BarrierRef& b, uint64_t, uint32_t, int64_t tx, Order,
-                 const Site& site) override {
+                 const Site& site, uint32_t) override {
     if (b.kind != BarrierKind::kMbarrier) return;
     auto& s = bars_[b.addr];
     s.tx += tx;

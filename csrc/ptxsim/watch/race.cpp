@@ -68,7 +68,23 @@ Observer* make_race_watcher() {
 namespace race {
 void Detector::on_launch_begin(const LaunchInfo& info, Reporter* reporter) {
   reporter_ = reporter;
-  kernel_ = info.kernel;
+  number_ = info.number;
+  seen_.clear();
+  reports_ = 0;
+  region_key_ = ~0ull;
+  if (info.dependent) {
+    launch_agents_[info.number] = info.first_agent;
+    launch_ctas_[info.number] = info.cta_base;
+    // Of the launches before, the primary is the one that this launch may overlap; its own primary
+    // is taken as complete.
+    auto primary = launch_agents_.find(info.number - 1);
+    if (primary != launch_agents_.end()) forget_before(primary->second);
+    return;
+  }
+  launch_agents_ = {{info.number, info.first_agent}};
+  launch_ctas_ = {{info.number, info.cta_base}};
+  waited_.clear();
+  first_agent_ = 0;
   agents_.clear();
   slots_.clear();
   ctas_.clear();
@@ -77,9 +93,22 @@ void Detector::on_launch_begin(const LaunchInfo& info, Reporter* reporter) {
   releases_.clear();
   cp_async_slots_.clear();
   global_.clear();
-  seen_.clear();
-  reports_ = 0;
-  region_key_ = ~0ull;
+}
+
+void Detector::forget_before(AgentId first) {
+  if (first <= first_agent_) return;
+  global_.each([&](Cell& cell) {
+    for (uint32_t k = 0; k < cell.size();) {
+      if (cell[k].agent < first) {
+        cell.erase(k);
+      } else {
+        ++k;
+      }
+    }
+  });
+  size_t drop = std::min<size_t>(first - first_agent_, agents_.size());
+  agents_.erase(agents_.begin(), agents_.begin() + static_cast<long>(drop));
+  first_agent_ = first;
 }
 
 void Detector::on_launch_end(const LaunchInfo&) {
@@ -89,13 +118,26 @@ void Detector::on_launch_end(const LaunchInfo&) {
                       "checked (option shadow-mb)",
                       false);
   }
-  agents_.clear();
-  releases_.clear();
-  global_.clear();
-  ctas_.clear();
-  cta_at_.clear();
-  barriers_.clear();
+  // What the launch did stays known until the next one begins: that may be a dependent.
   region_key_ = ~0ull;
+}
+
+// A component of the clocks for "launch `number` of the chain is complete and visible".
+static Slot grid_slot(uint32_t number) { return Slot{0x80000000u + number, 0}; }
+
+bool Detector::launch_known(uint32_t number, const View& v) const {
+  return v.k->hb.get(grid_slot(number)) >= 1;
+}
+
+// griddepcontrol.wait blocks until the primary is complete and its memory operations are visible
+// (9.7.13.13). The primary's own primary was complete before, if the primary waited for it.
+void Detector::on_grid_wait(AgentId id, const Site&) {
+  AgentState* a = find(id);
+  if (!a || !a->warp) return;
+  uint32_t number = a->info.launch;
+  waited_.insert(number);
+  for (uint32_t n = number; n > 0 && waited_.count(n); --n)
+    mut(&a->warp->k).hb.raise(grid_slot(n - 1), 1);
 }
 
 void Detector::on_cta_begin(uint32_t cluster, uint32_t cta, uint32_t rank, uint64_t smem_addr,
@@ -129,7 +171,9 @@ void Detector::on_cta_end(uint32_t, uint32_t cta) {
 }
 
 AgentState* Detector::find(AgentId id) {
-  return id < agents_.size() && agents_[id].info.id ? &agents_[id] : nullptr;
+  if (id < first_agent_ || id - first_agent_ >= agents_.size()) return nullptr;
+  AgentState& a = agents_[id - first_agent_];
+  return a.info.id ? &a : nullptr;
 }
 
 Knowledge& Detector::mut(Shared* k) {
@@ -155,9 +199,9 @@ View Detector::view(const AgentState& a) const {
 }
 
 void Detector::on_agent_begin(const AgentInfo& info) {
-  if (agents_.size() <= info.id)
-    agents_.resize(std::max<size_t>(info.id + 1, agents_.size() * 3 / 2));
-  AgentState& a = agents_[info.id];
+  size_t at = info.id - first_agent_;
+  if (agents_.size() <= at) agents_.resize(std::max<size_t>(at + 1, agents_.size() * 3 / 2));
+  AgentState& a = agents_[at];
   a = AgentState();
   a.info = info;
   if (info.kind == AgentKind::kWarp) {
@@ -368,7 +412,7 @@ void Detector::arrive_op(AgentState* a, BarrierState* b, Payload* p, uint64_t ph
 }
 
 void Detector::on_arrive(AgentId id, const BarrierRef& ref, uint64_t phase, uint32_t count,
-                         int64_t tx, Order order, const Site& site) {
+                         int64_t tx, Order order, const Site& site, uint32_t) {
   if (ref.kind == BarrierKind::kWarp) return;
   AgentState* a = find(id);
   if (!a) return;
@@ -462,7 +506,9 @@ void Detector::release_fence(WarpState* w, Scope scope) {
   w->fence_slot = w->slot;
 }
 
-void Detector::proxy_fence(WarpState* w, bool shared, bool global) {
+void Detector::proxy_fence(AgentState* a, bool shared, bool global, uint32_t lanes) {
+  WarpState* w = a->warp.get();
+  a->fences.push_back({w->now, lanes, {shared, global}});
   Knowledge& k = mut(&w->k);
   for (int s = 0; s < 2; ++s) {
     if (!(s == kSharedSpace ? shared : global)) continue;
@@ -479,7 +525,8 @@ void Detector::proxy_fence(WarpState* w, bool shared, bool global) {
   ++w->now;
 }
 
-void Detector::on_fence(AgentId id, Fence fence, Order order, Scope scope, const Site&) {
+void Detector::on_fence(AgentId id, Fence fence, Order order, Scope scope, const Site&,
+                        uint32_t lanes) {
   AgentState* a = find(id);
   if (!a || !a->warp) return;
   WarpState& w = *a->warp;
@@ -496,13 +543,13 @@ void Detector::on_fence(AgentId id, Fence fence, Order order, Scope scope, const
       ++w.now;
       break;
     case Fence::kProxyAsync:
-      proxy_fence(&w, true, true);
+      proxy_fence(a, true, true, lanes);
       break;
     case Fence::kProxyAsyncShared:
-      proxy_fence(&w, true, false);
+      proxy_fence(a, true, false, lanes);
       break;
     case Fence::kProxyAsyncGlobal:
-      proxy_fence(&w, false, true);
+      proxy_fence(a, false, true, lanes);
       break;
     case Fence::kProxyAlias:
       break;
@@ -540,69 +587,50 @@ void Detector::on_alloc(Space space, uint64_t addr, uint64_t size, const char*) 
   if (space == Space::kGlobal) allocations_[addr] = size;
 }
 
-// The event does not say which warp frees the columns, but it is a live one of the cluster, and it
-// must know every access to them: an access that no live warp knows is not ordered before the
-// tcgen05.dealloc. CUTLASS frees columns behind a tcgen05.ld without wait::ld, relying on the use
-// of its registers: a note.
-void Detector::check_dealloc(uint32_t cta, uint32_t column, uint32_t columns) {
+// The warp that frees columns must know every access to them. CUTLASS frees columns behind a
+// tcgen05.ld without wait::ld, relying on the use of its registers: a note.
+void Detector::check_dealloc(uint32_t cta, uint32_t column, uint32_t columns, const AgentState& by,
+                             const Site& site) {
   CtaState& owner = ctas_.at(cta);
-  std::vector<View> warps;
-  for (auto& c : ctas_) {
-    if (c.second.cluster != owner.cluster) continue;
-    for (AgentId id : c.second.warps) {
-      if (agents_[id].warp) warps.push_back(view(agents_[id]));
-    }
-  }
-  if (warps.empty() || !reporter_) return;
-  Record unknown;
-  uint64_t where = 0;
-  auto somebody_knows = [&](bool with_pending_loads) {
-    std::vector<bool> knows(warps.size(), true);
-    uint32_t end = (column + columns + kCellUnits - 1) / kCellUnits;
-    for (uint32_t lane = 0; lane < 128; ++lane) {
-      for (uint32_t c = column / kCellUnits; c < end; ++c) {
-        Cell* cell = owner.tmem->at(lane * 32 + c);
-        for (uint32_t k = 0; cell && k < cell->size(); ++k) {
-          const Record& r = (*cell)[k];
-          const AgentState& o = agents_[r.agent];
-          bool pending = o.info.kind == AgentKind::kTcgenLd && o.alts.empty();
-          if (pending && !with_pending_loads) continue;
-          uint64_t addr = static_cast<uint64_t>(cta) << 32 | lane << 16 | c * kCellUnits;
-          for (size_t w = 0; w < warps.size(); ++w) {
-            if (!knows[w] || ordered(r, warps[w], Space::kTmem, addr)) continue;
-            knows[w] = false;
-            unknown = r;
-            where = addr;
-          }
-        }
+  View v = view(by);
+  if (!v.k || !reporter_) return;
+  uint32_t end = (column + columns + kCellUnits - 1) / kCellUnits;
+  for (uint32_t lane = 0; lane < 128; ++lane) {
+    for (uint32_t c = column / kCellUnits; c < end; ++c) {
+      Cell* cell = owner.tmem->at(lane * 32 + c);
+      uint64_t addr = static_cast<uint64_t>(cta) << 32 | lane << 16 | c * kCellUnits;
+      for (uint32_t k = 0; cell && k < cell->size(); ++k) {
+        const Record& r = (*cell)[k];
+        if (ordered(r, v, Space::kTmem, addr)) continue;
+        const AgentState& o = state(r.agent);
+        bool pending = o.info.kind == AgentKind::kTcgenLd && o.alts.empty();
+        auto key = std::make_tuple(static_cast<uint8_t>(Missing::kBarrier), r.pc, site.pc, -1);
+        if (seen_.count(key)) continue;
+        report(Missing::kBarrier, r.pc, site.pc, -1,
+               "tcgen05.dealloc by " + agent_text(by.info.id) + " frees " +
+                   place_text(Space::kTmem, addr, r.mask) + " before it is ordered behind the " +
+                   access_text(r.write, false, Proxy::kGeneric) + " by " + agent_text(r.agent) +
+                   "\n    " + reporter_->describe(Site{o.info.site.kernel, r.pc}) +
+                   "\n  dealloc: " + reporter_->describe(site) +
+                   "\n  needed: tcgen05.wait or commit and wait, then a barrier to the warp that "
+                   "deallocates",
+               !pending || options_.strict_tcgen);
       }
     }
-    return std::find(knows.begin(), knows.end(), true) != knows.end();
-  };
-  bool fatal = !somebody_knows(false);
-  if (!fatal) {
-    if (somebody_knows(true)) return;
-    fatal = options_.strict_tcgen;
   }
-  report(Missing::kBarrier, unknown.pc, unknown.pc, -1,
-         "tcgen05.dealloc frees " + place_text(Space::kTmem, where, unknown.mask) +
-             " before it is ordered behind the " +
-             access_text(unknown.write, false, Proxy::kGeneric) + " by " +
-             agent_text(unknown.agent) + "\n    " + reporter_->describe(Site{kernel_, unknown.pc}) +
-             "\n  needed: tcgen05.wait or commit and wait, then a barrier to the warp that "
-             "deallocates",
-         fatal);
 }
 
-void Detector::on_free(Space space, uint64_t addr, uint64_t size, const char* how) {
+void Detector::on_free(Space space, uint64_t addr, uint64_t size, const char* how, AgentId by,
+                       const Site& site) {
   if (space == Space::kGlobal) {
     allocations_.erase(addr);
   } else if (space == Space::kTmem) {
     auto it = ctas_.find(static_cast<uint32_t>(addr >> 32));
     if (it == ctas_.end() || !it->second.tmem) return;
     uint32_t column = addr & 0xffff;
-    if (how && !std::strcmp(how, "tcgen05.dealloc"))
-      check_dealloc(it->first, column, static_cast<uint32_t>(size));
+    AgentState* warp = find(by);
+    if (warp && how && !std::strcmp(how, "tcgen05.dealloc"))
+      check_dealloc(it->first, column, static_cast<uint32_t>(size), *warp, site);
     for (uint32_t lane = 0; lane < 128; ++lane) {
       for (uint64_t c = column / kCellUnits; c < (column + size + kCellUnits - 1) / kCellUnits;
            ++c) {

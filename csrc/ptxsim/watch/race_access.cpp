@@ -34,7 +34,9 @@ bool Detector::known_tmem(Slot slot, Tick tick, const View& v, bool pipe_record)
 
 bool Detector::ordered(const Record& r, const View& v, Space space, uint64_t addr) const {
   if (r.agent == v.agent->info.id) return true;
-  const AgentState& o = agents_[r.agent];
+  const AgentState& o = state(r.agent);
+  uint32_t launch = v.agent->info.launch;
+  if (o.info.launch != launch) return o.info.launch < launch && launch_known(o.info.launch, v);
   if (o.group && o.group == v.agent->group) return true;
   if (o.is_warp()) {
     return space == Space::kTmem ? known_tmem(o.slot, r.tick, v, false) : known(o.slot, r.tick, v);
@@ -69,7 +71,7 @@ bool Detector::scope_includes(Scope s, const AgentInfo& a, const AgentInfo& b) c
 // Morally strong (8.7): both strong, same proxy, and each scope includes the other agent.
 bool Detector::strong_pair(const Record& r, const Access& a, const AgentState& me) const {
   if (!r.strong || a.order == Order::kWeak) return false;
-  const AgentInfo& other = agents_[r.agent].info;
+  const AgentInfo& other = state(r.agent).info;
   return scope_includes(scope_or_default(static_cast<Scope>(r.scope)), other, me.info) &&
          scope_includes(scope_or_default(a.scope), me.info, other);
 }
@@ -91,6 +93,7 @@ void Detector::check_cell(Cell* cell, uint64_t addr, uint16_t mask, const Access
   mine.agent = a.agent;
   mine.tick = tick;
   mine.pc = a.site.pc;
+  mine.lanes = a.lane < 32 ? 1u << a.lane : 0;
   mine.mask = mask;
   mine.write = write;
   mine.strong = strong;
@@ -106,6 +109,7 @@ void Detector::check_cell(Cell* cell, uint64_t addr, uint16_t mask, const Access
       if (!merged && r.agent == mine.agent && r.tick == mine.tick && r.pc == mine.pc &&
           r.write == mine.write) {
         r.mask |= mask;
+        r.lanes |= mine.lanes;
         merged = true;
       }
       ++k;
@@ -116,7 +120,9 @@ void Detector::check_cell(Cell* cell, uint64_t addr, uint16_t mask, const Access
       if (a.space == Space::kGlobal && !write && !r.write) {
         supersede = false;  // weights and tensors that everybody reads: not worth the comparison
       } else if (ordered(r, v, a.space, addr)) {
-        if (a.space != Space::kTmem) check_proxy(r, both, addr, a, v);
+        // The end of a launch orders the proxies as well.
+        if (a.space != Space::kTmem && state(r.agent).info.launch == v.agent->info.launch)
+          check_proxy(r, both, addr, a, v);
       } else if (!(r.write || write)) {
         supersede = false;
       } else if (strong_pair(r, a, *v.agent)) {

@@ -67,9 +67,17 @@ struct OpState {
   std::vector<AgentId> joined;  // cp.async.mbarrier.arrive: the copies it speaks for
 };
 
+// A proxy fence that a warp executed, at a tick of it.
+struct ProxyFence {
+  Tick tick = 0;
+  uint32_t lanes = 0;
+  bool space[2] = {false, false};  // kSharedSpace, kGlobalSpace
+};
+
 struct AgentState {
   AgentInfo info;
-  Slot slot;  // of a warp
+  Slot slot;                       // of a warp
+  std::vector<ProxyFence> fences;  // of a warp, oldest first; outlives the warp
   std::vector<Alt> alts;
   AgentId group = 0;  // first of the operations that the lanes of a warp issued by one instruction
   std::unique_ptr<WarpState> warp;
@@ -123,6 +131,7 @@ enum class Missing : uint8_t {
   kTensormapFence,  // fence.proxy.tensormap
   kMbarrierInit,    // init of the mbarrier not visible
   kInitFence,       // fence.mbarrier_init
+  kGridWait,        // griddepcontrol.wait
 };
 const char* missing_name(Missing m);
 
@@ -144,14 +153,17 @@ class Detector : public Observer {
   void on_barrier_init(AgentId id, const BarrierRef& b, uint32_t count, const Site& site) override;
   void on_barrier_inval(AgentId id, const BarrierRef& b, const Site& site) override;
   void on_arrive(AgentId id, const BarrierRef& b, uint64_t phase, uint32_t count, int64_t tx,
-                 Order order, const Site& site) override;
+                 Order order, const Site& site, uint32_t lanes) override;
   void on_phase_complete(const BarrierRef& b, uint64_t phase) override;
   void on_wait(AgentId id, const BarrierRef& b, uint64_t phase, Order order,
                const Site& site) override;
   void on_wait_failed(AgentId id, const BarrierRef& b, uint64_t phase, const Site& site) override;
-  void on_fence(AgentId id, Fence fence, Order order, Scope scope, const Site& site) override;
+  void on_grid_wait(AgentId id, const Site& site) override;
+  void on_fence(AgentId id, Fence fence, Order order, Scope scope, const Site& site,
+                uint32_t lanes) override;
   void on_alloc(Space space, uint64_t addr, uint64_t size, const char* how) override;
-  void on_free(Space space, uint64_t addr, uint64_t size, const char* how) override;
+  void on_free(Space space, uint64_t addr, uint64_t size, const char* how, AgentId by,
+               const Site& site) override;
 
  private:
   using BarrierKey = std::tuple<BarrierKind, uint64_t, uint32_t>;
@@ -165,6 +177,10 @@ class Detector : public Observer {
 
   // race.cpp
   AgentState* find(AgentId id);
+  const AgentState& state(AgentId id) const { return agents_[id - first_agent_]; }
+  void forget_before(AgentId first);
+  bool launch_known(uint32_t number, const View& v) const;
+  std::string cta_text(uint32_t cta) const;
   View view(const AgentState& a) const;
   Slot new_slot(uint32_t cluster) { return Slot{cluster, slots_[cluster]++}; }
   static Knowledge& mut(Shared* k);
@@ -174,8 +190,9 @@ class Detector : public Observer {
                  uint32_t place);
   void wait_payload(WarpState* w, const Payload& p, bool acquire);
   void release_fence(WarpState* w, Scope scope);
-  void proxy_fence(WarpState* w, bool shared, bool global);
-  void check_dealloc(uint32_t cta, uint32_t column, uint32_t columns);
+  void proxy_fence(AgentState* a, bool shared, bool global, uint32_t lanes);
+  void check_dealloc(uint32_t cta, uint32_t column, uint32_t columns, const AgentState& by,
+                     const Site& site);
   void check_wgmma_fence(const AgentState& a, const WarpState& w);
   void check_init(AgentState* a, BarrierState* b, const Site& site, bool bulk);
 
@@ -190,6 +207,7 @@ class Detector : public Observer {
 
   // race_proxy.cpp
   bool fenced(const Record& r, const View& v, int space) const;
+  uint32_t lanes_without_fence(const Record& r, Tick known, int space) const;
   void check_proxy(const Record& r, uint16_t mask, uint64_t addr, const Access& a, const View& v);
   Missing missing_edge(const Record& r, const Access& a, const View& v) const;
   std::string hint(Missing m, const Record& r, const Access& a, const View& v) const;
@@ -203,8 +221,14 @@ class Detector : public Observer {
 
   RaceOptions options_;
   Reporter* reporter_ = nullptr;
-  const Kernel* kernel_ = nullptr;
-  std::vector<AgentState> agents_;
+  std::vector<AgentState> agents_;  // from first_agent_ on
+  AgentId first_agent_ = 0;
+  // A chain of programmatic launches: this one, those that executed griddepcontrol.wait, and where
+  // agents and CTAs of each begin.
+  uint32_t number_ = 0;
+  std::set<uint32_t> waited_;
+  std::map<uint32_t, AgentId> launch_agents_;
+  std::map<uint32_t, uint32_t> launch_ctas_;
   std::unordered_map<uint32_t, uint32_t> slots_;  // by cluster: components handed out
   std::unordered_map<uint32_t, CtaState> ctas_;
   std::unordered_map<uint64_t, uint32_t> cta_at_;  // smem address >> 24 -> CTA

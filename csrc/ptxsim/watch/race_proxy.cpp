@@ -101,15 +101,33 @@ const char* missing_name(Missing m) {
       return "mbarrier-init";
     case Missing::kInitFence:
       return "init-fence";
+    case Missing::kGridWait:
+      return "griddepcontrol-wait";
   }
   return "?";
+}
+
+// Lanes of `r` that executed no proxy fence between the access and tick `known` of their warp.
+uint32_t Detector::lanes_without_fence(const Record& r, Tick known, int space) const {
+  const std::vector<ProxyFence>& list = state(r.agent).fences;
+  uint32_t left = r.lanes;
+  for (auto f = list.rbegin(); left && f != list.rend() && f->tick >= r.tick; ++f) {
+    if (f->tick <= known && f->space[space]) left &= ~f->lanes;
+  }
+  return left;
 }
 
 // Whether a proxy fence stands between a generic access and what `v` knows.
 bool Detector::fenced(const Record& r, const View& v, int space) const {
   const Clock& f = v.k->fenced[space];
-  const AgentState& o = agents_[r.agent];
-  if (o.is_warp()) return f.get(o.slot) >= r.tick;
+  const AgentState& o = state(r.agent);
+  if (o.is_warp()) {
+    Tick known = f.get(o.slot);
+    if (known < r.tick) return false;
+    // With path-fence, and for tensor maps, the fence of another thread counts.
+    if (options_.path_fence || space == kTensormapSpace) return true;
+    return lanes_without_fence(r, known, space) == 0;
+  }
   for (const Alt& alt : o.alts) {
     if (!(alt.reads_only && r.write) && f.get(alt.slot) >= alt.tick) return true;
   }
@@ -134,8 +152,9 @@ void Detector::check_proxy(const Record& r, uint16_t mask, uint64_t addr, const 
 
 // Names the edge whose absence made the two accesses unordered.
 Missing Detector::missing_edge(const Record& r, const Access& a, const View& v) const {
-  const AgentState& o = agents_[r.agent];
+  const AgentState& o = state(r.agent);
   const AgentInfo& me = v.agent->info;
+  if (o.info.launch != me.launch) return Missing::kGridWait;
   if (!o.is_warp()) {
     bool only_reads = true;
     for (const Alt& alt : o.alts) only_reads &= alt.reads_only;
@@ -169,7 +188,7 @@ Missing Detector::missing_edge(const Record& r, const Access& a, const View& v) 
 }
 
 std::string Detector::hint(Missing m, const Record& r, const Access& a, const View& v) const {
-  const AgentInfo& o = agents_[r.agent].info;
+  const AgentInfo& o = state(r.agent).info;
   switch (m) {
     case Missing::kBarrier:
       return "no barrier, mbarrier phase or release/acquire pair orders the two";
@@ -197,9 +216,24 @@ std::string Detector::hint(Missing m, const Record& r, const Access& a, const Vi
              "second";
     case Missing::kWgmmaWait:
       return "wgmma.commit_group and wgmma.wait_group, then a barrier to other threads";
-    case Missing::kProxyFence:
-      return "the two use different proxies: fence.proxy.async by the writing thread, between its "
-             "access and the barrier that orders them";
+    case Missing::kProxyFence: {
+      std::string s =
+          "the two use different proxies: fence.proxy.async by the writing thread, between its "
+          "access and the barrier that orders them";
+      int space = a.space == Space::kShared ? kSharedSpace : kGlobalSpace;
+      Tick known = state(r.agent).is_warp() ? v.k->fenced[space].get(state(r.agent).slot) : 0;
+      if (known >= r.tick && r.tick) {
+        char lanes[96];
+        std::snprintf(lanes, sizeof lanes,
+                      " (other lanes ran one, lanes %08x of the writers did not)",
+                      lanes_without_fence(r, known, space));
+        s += lanes;
+      }
+      return s;
+    }
+    case Missing::kGridWait:
+      return "griddepcontrol.wait in the dependent launch, before its access and ordered before "
+             "it: the launches overlap";
     case Missing::kTensormapFence:
       return "fence.proxy.tensormap::generic.acquire on the map by the issuing thread";
     default:
@@ -207,11 +241,22 @@ std::string Detector::hint(Missing m, const Record& r, const Access& a, const Vi
   }
 }
 
+// Ids go on along a chain of dependent launches; texts name the CTA of its own grid.
+std::string Detector::cta_text(uint32_t cta) const {
+  uint32_t base = 0;
+  for (auto& l : launch_ctas_) {
+    if (l.second <= cta) base = l.second;
+  }
+  return "CTA " + std::to_string(cta - base);
+}
+
 std::string Detector::agent_text(AgentId id) const {
-  const AgentInfo& i = agents_[id].info;
+  const AgentInfo& i = state(id).info;
   std::string s;
   if (i.kind != AgentKind::kWarp) s = std::string(kind_name(i.kind)) + " issued by ";
-  return s + "warp " + std::to_string(i.warp) + " of CTA " + std::to_string(i.cta);
+  s += "warp " + std::to_string(i.warp) + " of " + cta_text(i.cta);
+  if (number_ > 0) s += " of launch " + std::to_string(i.launch) + " of the chain";
+  return s;
 }
 
 std::string Detector::place_text(Space space, uint64_t addr, uint16_t mask) const {
@@ -219,8 +264,8 @@ std::string Detector::place_text(Space space, uint64_t addr, uint16_t mask) cons
            count = static_cast<uint32_t>(__builtin_popcount(mask));
   if (space == Space::kTmem) {
     return std::to_string(count) + " columns at TMEM lane " + std::to_string(addr >> 16 & 0x7f) +
-           " column " + std::to_string((addr & 0xffff) + first) + " of CTA " +
-           std::to_string(addr >> 32);
+           " column " + std::to_string((addr & 0xffff) + first) + " of " +
+           cta_text(static_cast<uint32_t>(addr >> 32));
   }
   if (space == Space::kShared) {
     auto at = cta_at_.find(addr >> 24);
@@ -228,7 +273,7 @@ std::string Detector::place_text(Space space, uint64_t addr, uint16_t mask) cons
     std::string cta = "rank " + std::to_string(addr >> 24 & 0xff);
     if (at != cta_at_.end()) {
       base = ctas_.at(at->second).smem_addr & 0xffffff;
-      cta = "CTA " + std::to_string(at->second);
+      cta = cta_text(at->second);
     }
     return std::to_string(count) + " bytes at shared memory offset " +
            hex((addr & 0xffffff) + first - base) + " of " + cta;
@@ -254,14 +299,15 @@ std::string Detector::access_text(bool write, bool atomic, Proxy proxy) {
 
 void Detector::report_pair(Missing m, const Record& r, uint16_t mask, uint64_t addr,
                            const Access& a, const View& v) {
-  int kind = static_cast<int>(a.space) << 8 | static_cast<int>(agents_[r.agent].info.kind) << 4 |
+  int kind = static_cast<int>(a.space) << 8 | static_cast<int>(state(r.agent).info.kind) << 4 |
              (r.write ? 2 : 0) | (a.rw != Rw::kRead);
   auto key = std::make_tuple(static_cast<uint8_t>(m), r.pc, a.site.pc, kind);
   if (seen_.count(key))
     return;  // before the text is built: a race in a loop is found again and again
   const char* what =
       m == Missing::kProxyFence || m == Missing::kTensormapFence ? "proxy error" : "data race";
-  Site first{kernel_ ? kernel_ : a.site.kernel, r.pc};
+  const Kernel* by = state(r.agent).info.site.kernel;
+  Site first{by ? by : a.site.kernel, r.pc};
   std::string text = std::string(what) + " on " + place_text(a.space, addr, mask) + "\n  " +
                      access_text(r.write, r.atomic, static_cast<Proxy>(r.proxy)) + " by " +
                      agent_text(r.agent) + "\n    " + reporter_->describe(first) + "\n  " +

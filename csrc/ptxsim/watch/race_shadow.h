@@ -27,6 +27,7 @@ struct Record {
   AgentId agent = 0;
   Tick tick = 0;  // of the agent's warp; unused for asynchronous operations
   uint32_t pc = 0;
+  uint32_t lanes = 0;  // of the warp that made it; 0 when unknown or asynchronous
   uint16_t mask = 0;
   uint8_t write : 1;
   uint8_t strong : 1;
@@ -36,7 +37,7 @@ struct Record {
   uint8_t pad = 0;
   Record() : write(0), strong(0), atomic(0), proxy(0), scope(0) {}
 };
-static_assert(sizeof(Record) == 16, "records are the bulk of the shadow memory");
+static_assert(sizeof(Record) == 20, "records are the bulk of the shadow memory");
 
 class Cell {
  public:
@@ -103,6 +104,12 @@ class Paged {
       hit = {page, it->second.get()};
     }
     return &hit.cells[cell % kPageCells];
+  }
+  template <class F>
+  void each(F f) {
+    for (auto& page : pages_) {
+      for (uint32_t k = 0; k < kPageCells; ++k) f(page.second[k]);
+    }
   }
   void grew(size_t bytes) { bytes_ += bytes; }
   void clear() {

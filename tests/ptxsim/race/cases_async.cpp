@@ -146,6 +146,60 @@ std::vector<Case> async_cases() {
          s.async_read(t, 0, 32, "tma store");
        },
        {"proxy-fence: st b -> tma store"}},
+      {"store: all lanes write, one lane fences",
+       "",
+       [](Script& s) {
+         AgentId a = s.warp(0), b = s.warp(1);
+         for (uint32_t l = 0; l < 4; ++l) s.st(a, 16 * l, 16, "st", -1, l);
+         s.fence(a, Fence::kProxyAsyncShared, Order::kAcqRel, Scope::kGpu, 1);
+         s.bar({a, b});
+         AgentId t = s.op(AgentKind::kBulkStore, b);
+         s.async_read(t, 0, 64, "tma store");
+       },
+       {"proxy-fence: st -> tma store"}},
+      {"store: the lane that wrote fences",
+       "",
+       [](Script& s) {
+         AgentId a = s.warp(0);
+         s.st(a, 0, 16, "st 3", -1, 3);
+         s.st(a, 16, 16, "st 5", -1, 5);
+         s.fence(a, Fence::kProxyAsyncShared, Order::kAcqRel, Scope::kGpu, 1 << 3);
+         AgentId t = s.op(AgentKind::kBulkStore, a);
+         s.async_read(t, 0, 16, "tma store");
+       },
+       {}},
+      {"store: two partial fences cover the lanes",
+       "",
+       [](Script& s) {
+         AgentId a = s.warp(0);
+         for (uint32_t l = 0; l < 2; ++l) s.st(a, 4 * l, 4, "st", -1, l);
+         s.fence(a, Fence::kProxyAsyncShared, Order::kAcqRel, Scope::kGpu, 1);
+         s.fence(a, Fence::kProxyAsync, Order::kAcqRel, Scope::kGpu, 2);
+         AgentId t = s.op(AgentKind::kBulkStore, a);
+         s.async_read(t, 0, 8, "tma store");
+       },
+       {}},
+      {"store: a partial fence of the other space does not count",
+       "",
+       [](Script& s) {
+         AgentId a = s.warp(0);
+         for (uint32_t l = 0; l < 2; ++l) s.st(a, 4 * l, 4, "st", -1, l);
+         s.fence(a, Fence::kProxyAsyncShared, Order::kAcqRel, Scope::kGpu, 1);
+         s.fence(a, Fence::kProxyAsyncGlobal, Order::kAcqRel, Scope::kGpu, 2);
+         AgentId t = s.op(AgentKind::kBulkStore, a);
+         s.async_read(t, 0, 8, "tma store");
+       },
+       {"proxy-fence: st -> tma store"}},
+      {"store: one lane fences for all, path-fence",
+       "path-fence",
+       [](Script& s) {
+         AgentId a = s.warp(0);
+         for (uint32_t l = 0; l < 4; ++l) s.st(a, 16 * l, 16, "st", -1, l);
+         s.fence(a, Fence::kProxyAsyncShared, Order::kAcqRel, Scope::kGpu, 1);
+         AgentId t = s.op(AgentKind::kBulkStore, a);
+         s.async_read(t, 0, 64, "tma store");
+       },
+       {}},
       {"store: fence before the write",
        "",
        [](Script& s) {

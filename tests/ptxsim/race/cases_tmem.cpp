@@ -392,9 +392,9 @@ std::vector<Case> tmem_cases() {
          AgentId k = s.op(AgentKind::kTcgenLd, v);
          s.tmem_read(k, 3, 32, 32, "own ld");
          s.join(v, k);
-         s.observer().on_free(Space::kTmem, 32, 32, "tcgen05.dealloc");
+         s.dealloc(v, 32, 32);
        },
-       {"barrier: own ld"}},
+       {"barrier: ld -> dealloc"}},
       {"dealloc behind a barrier",
        "",
        [](Script& s) {
@@ -406,33 +406,44 @@ std::vector<Case> tmem_cases() {
          s.tmem_read(k, 3, 32, 32, "own ld");
          s.join(v, k);
          s.bar({v, w});
-         s.observer().on_free(Space::kTmem, 32, 32, "tcgen05.dealloc");
+         s.dealloc(v, 32, 32);
        },
        {}},
+      {"dealloc by a warp that is not behind the last reader",
+       "",
+       [](Script& s) {
+         // The reader itself knows its load: only who frees the columns matters.
+         AgentId v = s.warp(0), w = s.warp(1);
+         AgentId l = s.op(AgentKind::kTcgenLd, w);
+         s.tmem_read(l, 3, 32, 32, "ld");
+         s.join(w, l);
+         s.dealloc(v, 32, 32);
+       },
+       {"barrier: ld -> dealloc"}},
       {"dealloc behind a load without wait::ld",
        "",
        [](Script& s) {
          AgentId w = s.warp(0);
          s.tmem_read(s.op(AgentKind::kTcgenLd, w), 3, 32, 32, "ld");
-         s.observer().on_free(Space::kTmem, 32, 32, "tcgen05.dealloc");
+         s.dealloc(w, 32, 32);
        },
-       {"note barrier: ld"}},
+       {"note barrier: ld -> dealloc"}},
       {"dealloc behind a load without wait::ld, strict",
        "strict-tcgen",
        [](Script& s) {
          AgentId w = s.warp(0);
          s.tmem_read(s.op(AgentKind::kTcgenLd, w), 3, 32, 32, "ld");
-         s.observer().on_free(Space::kTmem, 32, 32, "tcgen05.dealloc");
+         s.dealloc(w, 32, 32);
        },
-       {"barrier: ld"}},
+       {"barrier: ld -> dealloc"}},
       {"dealloc before the mma is complete",
        "",
        [](Script& s) {
          AgentId w = s.warp(0);
          mma(s, w, "mma");
-         s.observer().on_free(Space::kTmem, 0, 32, "tcgen05.dealloc");
+         s.dealloc(w, 0, 32);
        },
-       {"barrier: mma"}},
+       {"barrier: mma -> dealloc"}},
       {"deallocated columns start afresh",
        "",
        [](Script& s) {
@@ -440,7 +451,7 @@ std::vector<Case> tmem_cases() {
          AgentId t = s.op(AgentKind::kTcgenSt, v);
          s.tmem_write(t, 3, 32, 32, "st");
          s.join(v, t);
-         s.observer().on_free(Space::kTmem, 32, 32, "tcgen05.dealloc");
+         s.dealloc(v, 32, 32);
          s.tmem_write(s.op(AgentKind::kTcgenSt, w), 3, 32, 32, "st of the next owner");
        },
        {}},

@@ -98,8 +98,10 @@ uint64_t Script::shared(AgentId a, uint32_t off, int of) {
   return static_cast<uint64_t>(c.cluster) << 32 | c.rank << 24 | (kBase + off);
 }
 
-void Script::st(AgentId a, uint32_t off, uint32_t n, Label at, int of) {
-  detector_->on_access(access(a, Space::kShared, Rw::kWrite, shared(a, off, of), n, at));
+void Script::st(AgentId a, uint32_t off, uint32_t n, Label at, int of, uint32_t lane) {
+  Access x = access(a, Space::kShared, Rw::kWrite, shared(a, off, of), n, at);
+  x.lane = lane;
+  detector_->on_access(x);
 }
 void Script::ld(AgentId a, uint32_t off, uint32_t n, Label at, int of) {
   detector_->on_access(access(a, Space::kShared, Rw::kRead, shared(a, off, of), n, at));
@@ -133,6 +135,10 @@ void Script::tmem_read(AgentId a, uint32_t lane, uint32_t column, uint32_t n, La
   Access x = access(a, Space::kTmem, Rw::kRead, addr, n, at);
   x.rows = lanes;
   detector_->on_access(x);
+}
+void Script::dealloc(AgentId w, uint32_t column, uint32_t n, Label at) {
+  uint64_t addr = static_cast<uint64_t>(agents_.at(w).cta) << 32 | column;
+  detector_->on_free(Space::kTmem, addr, n, "tcgen05.dealloc", w, site(at));
 }
 void Script::global(AgentId a, Rw rw, uint64_t addr, uint32_t n, Label at, Order order, Scope scope,
                     Proxy proxy) {
@@ -232,8 +238,8 @@ void Script::wait(AgentId w, uint32_t off, Order order, Label at) {
   detector_->on_wait(w, b, phase_[b.addr] - 1, order, site(at));
 }
 
-void Script::fence(AgentId w, Fence f, Order order, Scope scope) {
-  detector_->on_fence(w, f, order, scope, site("fence"));
+void Script::fence(AgentId w, Fence f, Order order, Scope scope, uint32_t lanes) {
+  detector_->on_fence(w, f, order, scope, site("fence"), lanes);
 }
 void Script::join(AgentId w, AgentId op, Join what) { detector_->on_join(w, op, what); }
 

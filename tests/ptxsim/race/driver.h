@@ -33,7 +33,7 @@ class Script : public Reporter {
   void end(AgentId id);
 
   // Shared memory of CTA `of` (-1: the agent's own).
-  void st(AgentId a, uint32_t off, uint32_t n, Label at, int of = -1);
+  void st(AgentId a, uint32_t off, uint32_t n, Label at, int of = -1, uint32_t lane = ~0u);
   void ld(AgentId a, uint32_t off, uint32_t n, Label at, int of = -1);
   void async_write(AgentId a, uint32_t off, uint32_t n, Label at, int of = -1);
   void async_read(AgentId a, uint32_t off, uint32_t n, Label at, int of = -1);
@@ -43,6 +43,8 @@ class Script : public Reporter {
                   uint32_t lanes = 1);
   void tmem_read(AgentId a, uint32_t lane, uint32_t column, uint32_t n, Label at,
                  uint32_t lanes = 1);
+  // tcgen05.dealloc of columns of the agent's CTA.
+  void dealloc(AgentId w, uint32_t column, uint32_t n, Label at = "dealloc");
   // Global memory.
   void global(AgentId a, Rw rw, uint64_t addr, uint32_t n, Label at, Order order = Order::kWeak,
               Scope scope = Scope::kNone, Proxy proxy = Proxy::kGeneric);
@@ -63,7 +65,8 @@ class Script : public Reporter {
   // Arrival that completes the phase.
   void signal(AgentId a, uint32_t off, Order order = Order::kRelease, int of = -1);
 
-  void fence(AgentId w, Fence f, Order order = Order::kAcqRel, Scope scope = Scope::kGpu);
+  void fence(AgentId w, Fence f, Order order = Order::kAcqRel, Scope scope = Scope::kGpu,
+             uint32_t lanes = ~0u);
   void join(AgentId w, AgentId op, Join what = Join::kFull);
 
   Observer& observer() { return *detector_; }
