@@ -9,8 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mpfa.jit.paths import source_root
 from mpfa.sim.build import library_path
+from mpfa.sim.mutants import harmless_markdown
 from mpfa.sim.runtime import OPTIONS, check_ptx, extract_ptx, simulator
+
+HARMLESS = """\
+## Mutants that no check sees
+
+The mutation tests leave out or weaken one synchronising instruction at a time (`mpfa/sim/mutants.py`
+says how, `docs/simulator-races.md` what was caught). These are the mutants that all watchers accept,
+from the lists in `tests/ptxsim/race`, each with the edge that makes it harmless. Order between the
+lanes of one warp is not checked, so no mutant of `bar.warp.sync` can be caught.
+""".splitlines()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,6 +99,9 @@ def support_markdown() -> str:
     for pattern, sm, section in simulator().isa():
         form = pattern.replace("|", "\\|")
         lines.append(f"| {section} | sm_{sm} | `{form}` |")
+    known = sorted((source_root() / "tests" / "ptxsim" / "race").glob("*.known"))
+    if known:  # a checkout
+        lines += ["", *HARMLESS, "", harmless_markdown(known).rstrip()]
     return "\n".join(lines) + "\n"
 
 

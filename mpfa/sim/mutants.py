@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,10 @@ class Mutant:
     original: str
     text: str
 
+    @property
+    def opcode(self) -> str:
+        return GUARD.sub("", self.original).split()[0].rstrip(";")
+
 
 @dataclass(frozen=True)
 class Result:
@@ -87,7 +91,17 @@ class Result:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Harmless:
+    """A mutant that the check accepts, and the edge that makes it harmless."""
+
+    key: str
+    opcode: str
+    reason: str
+
+
 Check = Callable[[Path], tuple[bool, str]]
+VERDICTS = ("caught", "harmless", "not executed", "survived")
 
 
 def split_operands(text: str) -> tuple[str, ...]:
@@ -178,6 +192,18 @@ def trapped(ptx: str, mutant: Mutant) -> str:
     return ptx[: s.begin] + f"{s.guard}trap;" + ptx[s.end :]
 
 
+def failing_peeks(ptx: str, numbers: Collection[int]) -> str:
+    """The module with these test_wait or try_wait replaced by "false": where a blocking wait follows a
+    peek that failed, it makes the blocking wait run."""
+    for n, s in reversed(list(enumerate(statements(ptx)))):
+        if n in numbers:
+            if not re.match(r"mbarrier\.(?:test|try)_wait\b", s.opcode):
+                raise ValueError(f"numbers: instruction {n} is {s.opcode}, not a wait")
+            false = f"{s.guard}setp.ne.u32 {s.operands[0].split('|')[0]}, 0, 0;"
+            ptx = ptx[: s.begin] + false + ptx[s.end :]
+    return ptx
+
+
 def command_check(command: Sequence[str], timeout: float) -> Check:
     """A check that runs a command, `{ptx}` replaced by the module's path: exit status 0 passes.
 
@@ -199,18 +225,70 @@ def command_check(command: Sequence[str], timeout: float) -> Check:
     return check
 
 
-def read_known(path: Path) -> dict[str, str]:
-    """Harmless mutants, "<kind> <n>: <edge that orders the accesses anyway>" a line; # comments."""
-    known = {}
+def read_harmless(path: Path) -> list[Harmless]:
+    """A list of harmless mutants: a line each,
+
+        <kind> <n> <opcode>: <edge that orders the accesses anyway>
+
+    The opcode may be left out; # begins a comment.
+
+    Raises:
+        ValueError: a line of another form, or a mutant listed twice; the message names the line.
+    """
+    found: list[Harmless] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         line = line.split("#", 1)[0].strip()
         if not line:
             continue
-        key, colon, reason = line.partition(":")
-        if not colon or not reason.strip():
-            raise ValueError(f"{path}:{number}: expected '<kind> <n>: <reason>', found {line!r}")
-        known[key.strip()] = reason.strip()
-    return known
+        head, colon, reason = line.partition(": ")
+        words = head.split()
+        if not colon or not reason.strip() or len(words) not in (2, 3):
+            raise ValueError(
+                f"{path}:{number}: expected '<kind> <n> <opcode>: <reason>', found {line!r}"
+            )
+        entry = Harmless(" ".join(words[:2]), "".join(words[2:]), reason.strip())
+        if entry.key in {x.key for x in found}:
+            raise ValueError(f"{path}:{number}: {entry.key} is listed twice")
+        found.append(entry)
+    return found
+
+
+def read_known(path: Path) -> dict[str, str]:
+    """The reasons in a list of harmless mutants by key; errors as :func:`read_harmless`."""
+    return {x.key: x.reason for x in read_harmless(path)}
+
+
+def harmless_markdown(files: Sequence[Path]) -> str:
+    """The lists of harmless mutants as tables, one per file; the comments in a file head its table.
+    Files without entries are named in one sentence."""
+    tables, empty = [], []
+    for path in files:
+        listed = read_harmless(path)
+        if not listed:
+            empty.append(f"`{path.stem}`")
+            continue
+        comments = [x[1:].strip() for x in path.read_text().splitlines() if x.startswith("#")]
+        rows = [f"| {x.key} | `{x.opcode}` | {x.reason} |" for x in listed]
+        head = "| mutant | instruction | edge |\n|---|---|---|"
+        tables.append("\n".join((f"### {path.stem}", "", *comments, "", head, *rows, "")))
+    if empty:
+        tables.append(f"No mutant of {', '.join(empty)} is harmless.\n")
+    return "\n".join(tables)
+
+
+def stale(listed: Sequence[Harmless], results: Sequence[Result]) -> list[str]:
+    """What a list of harmless mutants says that a run does not bear out: one sentence each."""
+    by_key = {r.mutant.key: r for r in results}
+    wrong = []
+    for x in listed:
+        r = by_key.get(x.key)
+        if r is None:
+            wrong.append(f"{x.key}: no such mutant")
+        elif x.opcode and x.opcode != r.mutant.opcode:
+            wrong.append(f"{x.key}: listed for {x.opcode}, but it is {r.mutant.opcode}")
+        elif r.verdict != "harmless":
+            wrong.append(f"{x.key}: listed as harmless, but {r.verdict}")
+    return wrong
 
 
 def run(
@@ -221,9 +299,10 @@ def run(
     kinds: Sequence[str] = KINDS,
     jobs: int = 1,
     coverage: bool = True,
+    keys: Collection[str] | None = None,
     work: Path | None = None,
 ) -> list[Result]:
-    """Runs every mutant of `ptx` through `check`, in text order.
+    """Runs every mutant of `ptx`, or those named by `keys`, through `check`, in text order.
 
     check(path) returns (passed, reason). ValueError: the unchanged module fails the check.
     """
@@ -253,22 +332,21 @@ def run(
             return Result(m, "survived", "", seconds)
 
         with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-            return list(pool.map(judge, mutants(ptx, kinds)))
+            chosen = [m for m in mutants(ptx, kinds) if keys is None or m.key in keys]
+            return list(pool.map(judge, chosen))
 
 
 def table(results: Sequence[Result]) -> str:
     """A row per opcode and kind with the counts, then each mutant that was not caught."""
-    verdicts = ("caught", "harmless", "not executed", "survived")
     rows: dict[tuple[str, str], dict[str, int]] = {}
     for r in results:
-        opcode = GUARD.sub("", r.mutant.original).split()[0].rstrip(";")
-        short = ".".join(opcode.split(".")[:3])
-        counts = rows.setdefault((short, r.mutant.kind), dict.fromkeys(verdicts, 0))
-        counts[r.verdict] += 1
+        short = ".".join(r.mutant.opcode.split(".")[:3])
+        row = rows.setdefault((short, r.mutant.kind), dict.fromkeys(VERDICTS, 0))
+        row[r.verdict] += 1
     width = max([len(k[0]) for k in rows] + [11])
     head = f"{'instruction':{width}}  {'kind':9}  caught  harmless  not executed  survived  total"
     lines = [head]
-    rows[("total", "")] = {v: sum(c[v] for c in rows.values()) for v in verdicts}
+    rows[("total", "")] = {v: sum(c[v] for c in rows.values()) for v in VERDICTS}
     for (opcode, kind), c in rows.items():
         lines.append(
             f"{opcode:{width}}  {kind:9}  {c['caught']:6}  {c['harmless']:8}  "
@@ -305,7 +383,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if not any("{ptx}" in word for word in command):
         parser.error("a command with {ptx} in it is needed after --")
-    known = read_known(args.known) if args.known else {}
+    listed = read_harmless(args.known) if args.known else []
+    known = {x.key: x.reason for x in listed}
     check = command_check(command, args.timeout)
     try:
         results = run(ptx, check, known=known, kinds=kinds, jobs=args.jobs)
@@ -317,10 +396,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if r.verdict == "caught":
                 print(f"caught {r.mutant.key}, line {r.mutant.line}: {r.reason}")
     print(table(results))
-    unknown = sorted(set(known) - {r.mutant.key for r in results})
-    if unknown:
-        print(f"listed as harmless, but no such mutant: {', '.join(unknown)}", file=sys.stderr)
-    return 1 if unknown or any(r.verdict == "survived" for r in results) else 0
+    wrong = stale([x for x in listed if x.key.split()[0] in kinds], results)
+    for sentence in wrong:
+        print(sentence, file=sys.stderr)
+    return 1 if wrong or any(r.verdict == "survived" for r in results) else 0
 
 
 if __name__ == "__main__":

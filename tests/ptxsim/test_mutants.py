@@ -129,8 +129,35 @@ def test_timeout_counts_as_caught(tmp_path: Path) -> None:
     assert check(path) == (False, "no end within 0.2 s")
 
 
-def test_known_file_errors(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("drop 0\n", "known:1: expected"),
+        ("# a\ndrop: why\n", "known:2: expected"),
+        ("drop 0 bar.sync 1: why\n", "known:1: expected"),
+        ("drop 0: a\nphase 1: b\ndrop 0 bar.sync: c\n", "known:3: drop 0 is listed twice"),
+    ],
+)
+def test_known_file_errors(tmp_path: Path, text: str, fault: str) -> None:
     path = tmp_path / "known"
-    path.write_text("drop 0\n")
-    with pytest.raises(ValueError, match="known:1"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=fault):
         mutants.read_known(path)
+
+
+def test_known_file_that_no_longer_fits(tmp_path: Path) -> None:
+    path = tmp_path / "known"
+    path.write_text(
+        "drop 0 bar.sync: right\n"
+        "drop 1 fence.sc.cta: another instruction\n"
+        "drop 4: caught now\n"
+        "phase 9 mbarrier.try_wait.parity.shared::cta.b64: gone\n"
+    )
+    listed = mutants.read_harmless(path)
+    known = {x.key: x.reason for x in listed}
+    results = mutants.run(PTX, lambda p: ("%rd1, 0" not in p.read_text(), ""), known=known)
+    assert mutants.stale(listed, results) == [
+        "drop 1: listed for fence.sc.cta, but it is bar.sync",
+        "drop 4: listed as harmless, but caught",
+        "phase 9: no such mutant",
+    ]

@@ -1,72 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The race detector on small kernels: silent as they are, an error with any edge left out.
 
-race/kernels.cu holds the kernels, race/kernels.ptx what nvcc made of them, race/kernels.known the
-mutants that are harmless and why.
+race/*.cu holds the kernels, race/*.ptx what nvcc made of them, race/*.known the mutants that are
+harmless and why.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from proof_table import PROOF, mutant_row, row
+from race_programs import MODULES, RACE, Module, gemm, ring, sm120_gemm
+from race_programs import reduce as block_reduce
 
-from mpfa.sim import SimulationError, Simulator, mutants, run_ptx
+from mpfa.jit.toolkit import find_toolkit
+from mpfa.sim import SimulationError, Simulator, mutants
 
-RACE = Path(__file__).resolve().parent / "race"
-PTX = (RACE / "kernels.ptx").read_text()
+Record = Callable[[str, object], None]
+MODES = ["eager", "random", "lazy"]
 STRICT = "strict"
-
-
-def ring(ptx: str) -> bool:
-    x = torch.arange(64 * 6, dtype=torch.float32)
-    y = torch.zeros_like(x)
-    run_ptx(ptx, "ring", x, y, 6, block=(96,))
-    return torch.equal(y, 2 * x)
-
-
-def reduce(ptx: str) -> bool:
-    x = torch.arange(128 * 3, dtype=torch.int32)
-    partial, count, result = (torch.zeros(n, dtype=torch.int32) for n in (3, 1, 1))
-    run_ptx(ptx, "reduce", x, partial, count, result, grid=(3,), block=(128,))
-    return int(result) == int(x.sum())
-
-
-def exchange(ptx: str) -> bool:
-    x = torch.arange(64, dtype=torch.int32)
-    y = torch.zeros_like(x)
-    run_ptx(ptx, "exchange", x, y, grid=(2,), block=(32,))
-    return torch.equal(y, torch.cat([x[32:], x[:32]]))
-
-
-def copies(ptx: str) -> bool:
-    x = torch.arange(5 * 64 * 4, dtype=torch.int32)
-    y = torch.zeros_like(x)
-    run_ptx(ptx, "copies", x, y, 5, block=(64,))
-    return torch.equal(y, x.view(5, 2, 32, 4).flip(1).reshape(-1))
-
-
-def gemm(ptx: str) -> bool:
-    """Small integers: exact. Operands as 8 x 16-byte core matrices, K-major, no swizzle."""
-    steps, rounds = 3, 3
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randint(-3, 4, (steps, 128, 16), generator=generator).bfloat16()
-    b = torch.randint(-3, 4, (steps, 64, 16), generator=generator).bfloat16()
-
-    def core(m: torch.Tensor) -> torch.Tensor:
-        return m.view(steps, -1, 8, 2, 8).permute(0, 1, 3, 2, 4).contiguous()
-
-    d = torch.zeros(128, 64)
-    run_ptx(ptx, "gemm", core(a), core(b), d, steps, rounds, block=(128,))
-    return torch.equal(d, torch.einsum("kmc,knc->mn", a.float(), b.float()))
-
-
-KERNELS: dict[str, Callable[[str], bool]] = {
-    f.__name__: f for f in (ring, reduce, exchange, copies, gemm)
-}
+PTX = MODULES[0].ptx
+SCALED = next(m for m in MODULES if m.name == "sm120_gemm").ptx
+MUTANTS = {"kernels": 54, "sm100_gemm": 26, "sm120_gemm": 14}
 
 
 @pytest.fixture
@@ -78,13 +39,61 @@ def strict(sim: Simulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulato
     sim.set(watch="none")
 
 
-@pytest.mark.parametrize("mode", ["eager", "random", "lazy"])
-@pytest.mark.parametrize("name", KERNELS)
-def test_correct_kernel_is_silent(strict: Simulator, name: str, mode: str, capfd) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.name)
+def test_ptx_is_what_nvcc_makes_of_the_source(module: Module, tmp_path: Path) -> None:
+    toolkit = find_toolkit()
+    if toolkit is None or f"V{toolkit.version}\n" not in module.ptx:
+        pytest.skip("another nvcc than the one that made the PTX")
+    made = tmp_path / "made.ptx"
+    arch = re.search(r"\.target sm_(\w+)", module.ptx)[1]
+    source = RACE / f"{module.name}.cu"
+    command = [toolkit.nvcc, "-ptx", f"-arch=compute_{arch}", source, "-o", made]
+    subprocess.run(command, check=True, capture_output=True)
+    assert made.read_text() == module.ptx, f"{source.name} changed: make its PTX again"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.name)
+def test_correct_kernel_is_silent(
+    strict: Simulator, module: Module, mode: str, record_property: Record, capfd
+) -> None:
+    begin = time.perf_counter()
     for seed in (1, 2):
         with strict.options(mode=mode, seed=seed):
-            assert KERNELS[name](PTX)
+            assert module.right(module.ptx)
+    count = sum(launch["warp_instructions"] for launch in strict.launches())
+    name = f"{module.name}.ptx, {mode}, all watchers"
+    record_property(PROOF, row(4, name, True, "passed", count, time.perf_counter() - begin))
     assert "ptxsim" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.name)
+def test_right_in_every_accumulation_mode(sim: Simulator, module: Module) -> None:
+    for mode in ("exact", "sequential", "truncating"):
+        with sim.options(accumulate=mode):
+            assert module.right(module.ptx), mode
+
+
+def test_every_scale_selector_matters(sim: Simulator) -> None:
+    """Each byte-id and thread-id of the first block-scaled mma.sync of its kind, changed alone."""
+    pattern = re.compile(r"\{(\d), (\d)\}(?=, \{%r\d+\}, \{|;)")
+    seen: set[tuple[int, str, int]] = set()
+    for line in [x for x in SCALED.splitlines() if "{%r" in x and pattern.search(x)]:
+        for side, found in enumerate(pattern.finditer(line)):
+            byte, thread = int(found[1]), int(found[2])
+            for what, changed in (
+                ("byte", (byte ^ 1, thread)),
+                ("thread", (byte, thread ^ 1)),
+            ):
+                key = (side, what, byte if what == "byte" else thread)
+                if key in seen:
+                    continue
+                seen.add(key)
+                text = f"{{{changed[0]}, {changed[1]}}}"
+                wrong = line[: found.start()] + text + line[found.end() :]
+                assert not sm120_gemm(SCALED.replace(line, wrong, 1)), (line, wrong)
+    assert len(seen) == 4 + 4 + 2 + 4
 
 
 def entry(ptx: str, name: str) -> str:
@@ -100,6 +109,9 @@ REPORTS = [
     ("reduce", "membar.gl;", "[missing barrier] data race on 4 bytes at global"),
     ("gemm", "tcgen05.wait::ld.sync.aligned;", "[missing tcgen05-wait] data race on 8 columns"),
 ]
+
+
+KERNELS = {"ring": ring, "reduce": block_reduce, "gemm": gemm}
 
 
 def reports(sim: Simulator, kernel: Callable[[str], bool], ptx: str) -> list[str]:
@@ -136,22 +148,27 @@ def test_commit_by_the_wrong_instruction(strict: Simulator) -> None:
         assert any("missing tcgen05-commit" in message for message in found), found
 
 
-@pytest.mark.parametrize("mode", ["eager", "random", "lazy"])
-def test_every_effective_mutant_is_caught(strict: Simulator, mode: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.name)
+def test_every_effective_mutant_is_caught(
+    strict: Simulator, module: Module, mode: str, record_property: Record
+) -> None:
     def check(path: Path) -> tuple[bool, str]:
-        text = path.read_text()
         try:
-            return all(run(text) for run in KERNELS.values()), "wrong result"
+            return module.right(path.read_text()), "wrong result"
         except SimulationError as error:
             return False, str(error)
 
-    known = mutants.read_known(RACE / "kernels.known")
+    listed = mutants.read_harmless(module.known)
+    known = {x.key: x.reason for x in listed}
     with strict.options(mode=mode, seed=3):
-        results = mutants.run(PTX, check, known=known)
+        results = mutants.run(module.ptx, check, known=known)
+    seconds = sum(r.seconds for r in results)
+    record_property(PROOF, mutant_row(f"{module.name}.ptx, {mode}", results, seconds))
     survived = [r for r in results if r.verdict in ("survived", "not executed")]
     assert not survived, mutants.table(results)
-    assert len(results) >= 50
-    assert set(known) <= {r.mutant.key for r in results}
+    assert len(results) == MUTANTS[module.name]
+    assert mutants.stale(listed, results) == []
 
 
 def test_race_alone_does_not_depend_on_timing(strict: Simulator) -> None:
