@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from proof_table import pytest_terminal_summary  # noqa: E402, F401
+
 settings.register_profile(
     "mpfa",
     deadline=None,

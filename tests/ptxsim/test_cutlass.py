@@ -15,18 +15,20 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import cutlass_build
 import pytest
+from proof_table import PROOF, row
 
 from mpfa.sim import library_path
 
-WATCHERS = "init,bounds,phase"
-ISSUE = ("tmem_st=issue",)
+# All watchers, the race detector included, on one shape of each program.
+WATCHED = ("watch=all",)
+ISSUE = ("tmem_st=issue", "race=tmem-at-issue")
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,13 @@ def attention(text: str, *options: str) -> Run:
 
 _SCALED = "--alpha=0.5 --beta=2"
 _GEMM = [
-    gemm(256, 256, 256, f"watch={WATCHERS}"),
+    gemm(256, 256, 256, *WATCHED),
     gemm(256, 256, 768, "mode=lazy", scale=_SCALED),
     gemm(384, 384, 1024, "mode=eager"),
     gemm(512, 256, 512, "seed=7"),
 ]
 _ATTENTION = [
+    attention("--b=1 --h=1 --q=256 --k=256 --d=64 --mask=causal", *WATCHED),
     attention("--b=1 --h=1 --q=256 --k=512 --d=128 --mask=causal"),
     attention("--b=1 --h=1 --q=300 --k=500 --d=64 --mask=residual", "mode=lazy"),
     attention(
@@ -63,12 +66,12 @@ _ATTENTION = [
 ]
 RUNS = {
     "48": [
-        gemm(256, 256, 128, f"watch={WATCHERS}"),
+        gemm(256, 256, 128, *WATCHED),
         gemm(512, 256, 96, "mode=lazy", scale=_SCALED),
         gemm(384, 320, 64, "mode=eager"),
     ],
     "70": [
-        gemm(256, 128, 64, f"watch={WATCHERS}"),
+        gemm(256, 128, 64, *WATCHED),
         gemm(512, 512, 256, "mode=lazy", scale="--beta=1"),
         gemm(512, 256, 128, "mode=eager"),
     ],
@@ -81,7 +84,7 @@ RUNS = {
     "79b": _GEMM,
     "79c": _GEMM,
 }
-QUICK = [gemm(128, 128, 256, f"watch={WATCHERS}"), gemm(256, 256, 768, "mode=lazy", scale=_SCALED)]
+QUICK = [gemm(128, 128, 256, *WATCHED), gemm(256, 256, 768, "mode=lazy", scale=_SCALED)]
 SECONDS = 600
 
 
@@ -96,12 +99,13 @@ class Outcome:
     seconds: float
     tail: str
 
-    def row(self) -> str:
-        verdict = "passed" if self.passed else "FAILED"
+    def __str__(self) -> str:
         words = " ".join((*self.run.options, self.run.arguments))
-        return (
-            f"{verdict:>8} {self.instructions:>12,} {self.mmas:>8,} {self.seconds:>8.2f}  {words}"
-        )
+        return f"{words}: {self.verdict}"
+
+    @property
+    def verdict(self) -> str:
+        return "passed" if self.passed else "failed"
 
 
 def execute(program: Path, run: Run) -> Outcome:
@@ -132,37 +136,40 @@ def execute(program: Path, run: Run) -> Outcome:
     return Outcome(run, good and not bad and code == 0, count, mmas, seconds, out[-2000:])
 
 
-def check(name: str, program: Path, runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+Record = Callable[[str, object], None]
+
+
+def check(name: str, program: Path, runs: list[Run], record_property: Record) -> None:
     outcomes = [execute(program, run) for run in runs]
-    head = f"{'':>8} {'warp-instr':>12} {'tcgen05':>8} {'seconds':>8}"
-    title = f"CUTLASS {name} ({cutlass_build.EXAMPLES[name].what})"
-    table = "\n".join((f"\n{title}", head, *(o.row() for o in outcomes)))
-    with capsys.disabled():
-        # Workers of pytest-xdist have no standard output.
-        print(table, file=sys.stderr)
-    failed = [f"{o.row()}\n{o.tail}" for o in outcomes if not o.passed]
+    for o in outcomes:
+        words = re.sub(r" --(verify|(warmup_)?iterations=\d)", "", o.run.arguments)
+        program_row = f"CUTLASS {name} {' '.join((*o.run.options, words))}"
+        mmas = f", {o.mmas:,} tcgen05.mma" if o.mmas else ""
+        entry = row(1, program_row, o.passed, o.verdict + mmas, o.instructions, o.seconds)
+        record_property(PROOF, entry)
+    failed = [f"{o}\n{o.tail}" for o in outcomes if not o.passed]
     assert not failed, "\n".join(failed)
     assert all(o.instructions > 0 for o in outcomes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cutlass_build.EXAMPLES)
-def test_prints_its_own_verdict(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_its_own_verdict(name: str, record_property: Record) -> None:
     try:
         program = cutlass_build.build(name)
     except cutlass_build.Unavailable as reason:
         pytest.skip(str(reason))
-    check(name, program, RUNS[name], capsys)
+    check(name, program, RUNS[name], record_property)
 
 
-def test_72b_if_it_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+def test_72b_if_it_is_built(record_property: Record) -> None:
     try:
         program = cutlass_build.cached("72b")
     except cutlass_build.Unavailable as reason:
         pytest.skip(str(reason))
     if program is None:
         pytest.skip("CUTLASS 72b is not in the cache; python tests/ptxsim/cutlass_build.py 72b")
-    check("72b", program, QUICK, capsys)
+    check("72b", program, QUICK, record_property)
 
 
 def test_a_wrong_result_is_seen(tmp_path: Path) -> None:
