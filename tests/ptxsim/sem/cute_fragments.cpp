@@ -221,7 +221,9 @@ void check_tmem_ld(const char* name, sem::TmemShape shape, int num, bool pack) {
 }
 
 template <class Traits>
-void check_cp(const char* name, sem::CpShape shape, int rows, int bits, int copies) {
+void check_cp(const char* name, sem::CpShape shape, int rows, int bits, int copies, int part = 0) {
+  // CuTe numbers the bits of `part` rows (all of them unless given) before those of the next part.
+  if (part == 0) part = rows;
   // Source: row r, chunk u at a no-swizzle descriptor with 8-row groups 128 B apart (one chunk) or
   // two chunks `lbo` apart; content: the byte's number.
   static std::vector<uint8_t> window(1 << 16);
@@ -251,7 +253,7 @@ void check_cp(const char* name, sem::CpShape shape, int rows, int bits, int copi
     const int source_bits = rows * bits;
     int seen = 0;
     for (int v = 0; v < total; ++v) {
-      const int row = v % rows, bit = (v / rows) % bits;
+      const int row = v % part + v / (part * bits) * part % rows, bit = v / part % bits;
       if (bit % 8) continue;
       const int copy = v / source_bits;
       CHECK(copy < copies, "%s copies", name);
@@ -407,13 +409,19 @@ int main() {
   TMEM_LD(16dp64b, T::k16x64b, 128);
   TMEM_LD(16dp32b, T::k16x32bx2, 1);
   TMEM_LD(16dp32b, T::k16x32bx2, 2);
+  TMEM_LD(16dp32b, T::k16x32bx2, 4);
   TMEM_LD(16dp32b, T::k16x32bx2, 8);
+  TMEM_LD(16dp32b, T::k16x32bx2, 16);
   TMEM_LD(16dp32b, T::k16x32bx2, 32);
+  TMEM_LD(16dp32b, T::k16x32bx2, 64);
   TMEM_LD(16dp32b, T::k16x32bx2, 128);
   TMEM_LD(32dp32b, T::k32x32b, 1);
   TMEM_LD(32dp32b, T::k32x32b, 2);
+  TMEM_LD(32dp32b, T::k32x32b, 4);
   TMEM_LD(32dp32b, T::k32x32b, 8);
+  TMEM_LD(32dp32b, T::k32x32b, 16);
   TMEM_LD(32dp32b, T::k32x32b, 32);
+  TMEM_LD(32dp32b, T::k32x32b, 64);
   TMEM_LD(32dp32b, T::k32x32b, 128);
 
   namespace U = SM100::TMEM::UTCCP;
@@ -424,14 +432,25 @@ int main() {
   check_cp<Copy_Traits<U::SM100_UTCCP_4x32dp128bit_1cta>>("cp 32x128b", P::k32x128b, 32, 128, 4);
   check_cp<Copy_Traits<U::SM100_UTCCP_2x64dp128bitlw0213_1cta>>("cp 64x128b 02_13", P::k64x128b0213,
                                                                 64, 128, 2);
+  check_cp<Copy_Traits<U::SM100_UTCCP_2x64dp128bitlw0123_1cta>>("cp 64x128b 01_23", P::k64x128b0123,
+                                                                64, 128, 2, 32);
 
   check_d_1sm<128, 8>();
   check_d_1sm<128, 256>();
+  check_d_1sm<128, 136>();
+  check_d_1sm<64, 8>();
   check_d_1sm<64, 64>();
+  check_d_1sm<64, 256>();
+  check_d_2sm<256, 16>();
   check_d_2sm<256, 64>();
+  check_d_2sm<256, 256>();
+  check_d_2sm<128, 32>();
   check_d_2sm<128, 256>();
   check_d_ws<32, 64>();
   check_d_ws<64, 128>();
+  check_d_ws<32, 256>();
+  check_d_ws<64, 256>();
   check_d_ws<128, 64>();
+  check_d_ws<128, 256>();
   return check_report("cute_fragments");
 }

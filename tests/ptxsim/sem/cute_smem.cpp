@@ -169,58 +169,69 @@ void check_scale_factors(bool two_by_two) {
   }
 }
 
-// The same scales through plan/execute: with A and B all ones, D(m, n) = K-block sum of sfa * sfb,
-// which identifies every scale by value.
-template <int CtaGroup, int M, int N>
-void check_scale_use() {
+// The same scales through plan/execute: with A and B all ones, D(m, n) = sum over the instruction's
+// blocks of 32 sfa * sfb or 16 sfa * sfb, which identifies every scale by value. A tile has four
+// blocks along K; `id` is the first one that the instruction takes, Vec how many.
+template <class Elem, class Scale, int CtaGroup, int M, int N>
+void check_scale_use(const char* name, sem::UmmaKind kind, int vec, int id) {
+  constexpr bool kFp4 = sizeof_bits_v<Elem> == 4;
+  constexpr bool kNv = std::is_same_v<Scale, float_ue4m3_t>;
+  constexpr int kBlock = kNv ? 16 : 32;
   std::vector<uint32_t> tmem[2] = {std::vector<uint32_t>(128 * 512, 0),
                                    std::vector<uint32_t>(128 * 512, 0)};
-  std::vector<uint8_t> smem(1 << 17, 0x22);  // e2m1 code 2 = 1.0 in both nibbles
+  std::vector<uint8_t> smem(1 << 17, kFp4 ? 0x22 : 0x38);  // 1.0 in e2m1 (both nibbles) or e4m3
   constexpr int kSfa = 256, kSfb = 272;
-  auto code = [](int row, int blk) { return uint8_t(0x20 + (row * 4 + blk * 7) % 60); };
+  auto code = [](int row, int blk) {
+    return uint8_t(kNv ? 0x20 + (row * 4 + blk * 7) % 60 : 122 + (row * 5 + blk * 3) % 11);
+  };
+  auto value = [](uint8_t c) {
+    return kNv ? (1 + (c & 7) / 8.0) * std::ldexp(1.0, (c >> 3) - 7) : std::ldexp(1.0, c - 127);
+  };
   const int local_m = M / CtaGroup;
   for (int cta = 0; cta < CtaGroup; ++cta) {
+    auto at = [&](long idx, int column, uint8_t c) {  // 8-bit cells: 4 per column
+      const int lane = int(idx >> 18), bc = int(idx & ((1 << 18) - 1));
+      tmem[cta][lane * 512 + column + bc / 4] |= uint32_t(c) << (8 * (bc % 4));
+    };
     auto put = [&](auto frag, int column, int row, int blk, int global_row) {
       for (int rep = 0; rep < int(size<0, 0, 1>(frag.layout())); ++rep) {
-        const long idx = long(
-            frag.layout()(make_coord(make_coord(make_coord(row, rep), make_coord(0, blk)), 0, 0)));
-        const int lane = int(idx >> 18), bc = int(idx & ((1 << 18) - 1));
-        uint32_t& cell = tmem[cta][lane * 512 + column + bc / 4];
-        cell |= uint32_t(code(global_row, blk)) << (8 * (bc % 4));
+        at(long(frag.layout()(
+               make_coord(make_coord(make_coord(row, rep), make_coord(0, blk)), 0, 0))),
+           column, code(global_row, blk));
       }
     };
-    auto sfa = UMMA::tmem_sf_frg<float_ue4m3_t, 16, CtaGroup, true>::make(
-        make_shape(make_shape(Int<M / CtaGroup>{}, make_shape(_16{}, _4{})), _1{}, _1{}));
+    auto sfa = UMMA::tmem_sf_frg<Scale, kBlock, CtaGroup, true>::make(
+        make_shape(make_shape(Int<M / CtaGroup>{}, make_shape(Int<kBlock>{}, _4{})), _1{}, _1{}));
     for (int m = 0; m < local_m; ++m) {
       for (int b = 0; b < 4; ++b) put(sfa, kSfa, m, b, cta * local_m + m);
     }
     constexpr auto kMode = M / CtaGroup == 128 ? UMMA::TmemAllocMode::ScaleFactorDuplicated4by1
                                                : UMMA::TmemAllocMode::ScaleFactorDuplicated2by2;
-    auto sfb = UMMA::tmem_sf_frg<float_ue4m3_t, 16, CtaGroup, false, kMode>::make(
-        make_shape(make_shape(Int<N>{}, make_shape(_16{}, _4{})), _1{}, _1{}));
+    // CuTe allocates scales of B for multiples of 128 columns.
+    constexpr int kPadded = (N + 127) / 128 * 128;
+    auto sfb = UMMA::tmem_sf_frg<Scale, kBlock, CtaGroup, false, kMode>::make(
+        make_shape(make_shape(Int<kPadded>{}, make_shape(Int<kBlock>{}, _4{})), _1{}, _1{}));
     for (int n = 0; n < N; ++n) {
       for (int b = 0; b < 4; ++b) {
         if constexpr (kMode == UMMA::TmemAllocMode::ScaleFactorDuplicated4by1) {
           put(sfb, kSfb, n, b, 300 + n);
         } else {  // modes ((32, N/64), halves, replicas)
           for (int rep = 0; rep < 2; ++rep) {
-            const long idx = long(sfb.layout()(make_coord(
-                make_coord(make_coord(n % (N / 2), n / (N / 2), rep), make_coord(0, b)), 0, 0)));
-            uint32_t& cell =
-                tmem[cta][int(idx >> 18) * 512 + kSfb + int(idx & ((1 << 18) - 1)) / 4];
-            cell |= uint32_t(code(300 + n, b)) << (8 * (int(idx & 3)));
+            at(long(sfb.layout()(make_coord(
+                   make_coord(make_coord(n % (N / 2), n / (N / 2), rep), make_coord(0, b)), 0, 0))),
+               kSfb, code(300 + n, b));
           }
         }
       }
     }
   }
-  auto idesc = UMMA::make_instr_desc_block_scaled<float_e2m1_t, float_e2m1_t, float, float_ue4m3_t,
-                                                  M, N, UMMA::Major::K, UMMA::Major::K>();
+  auto idesc = UMMA::make_instr_desc_block_scaled<Elem, Elem, float, Scale, M, N, UMMA::Major::K,
+                                                  UMMA::Major::K>();
   sem::UmmaArgs args;
-  args.kind = sem::UmmaKind::kMxf4nvf4;
+  args.kind = kind;
   args.cta_group = CtaGroup;
-  args.block16 = true;
-  args.idesc = uint32_t(idesc);
+  args.scale_vec = vec;
+  args.idesc = uint32_t(idesc) | uint32_t(id) << 4 | uint32_t(id) << 29;
   args.a = args.b =
       (1024 >> 4) | (uint64_t(256 >> 4) << 32) | (uint64_t{1} << 46) | (uint64_t{6} << 61);
   args.sfa_tmem = kSfa;
@@ -228,23 +239,35 @@ void check_scale_use() {
   args.enable_d = false;
   sem::UmmaPlan plan;
   const sem::Error e = sem::plan_umma(args, &plan);
-  CHECK(e.empty(), "scale use M %d N %d: %s", M, N, e.c_str());
+  CHECK(e.empty(), "%s scale use M %d N %d: %s", name, M, N, e.c_str());
   sem::CtaView views[2] = {{smem.data(), 0, uint32_t(smem.size()), tmem[0].data()},
                            {smem.data(), 0, uint32_t(smem.size()), tmem[1].data()}};
   CHECK(sem::execute_umma(plan, views, sem::Accumulate::kExact).empty(), "scale use");
   for (int m = 0; m < M; ++m) {
     for (int n = 0; n < N; ++n) {
       double want = 0;
-      for (int b = 0; b < 4; ++b) {
-        const uint8_t ca = code(m, b), cb = code(300 + n, b);
-        auto value = [](uint8_t c) { return (1 + (c & 7) / 8.0) * std::ldexp(1.0, (c >> 3) - 7); };
-        want += 16 * value(ca) * value(cb);
-      }
+      for (int b = id; b < id + vec; ++b)
+        want += kBlock * value(code(m, b)) * value(code(300 + n, b));
       const sem::TmemCell c = sem::umma_d_cell(M, N, CtaGroup, false, m, n);
       float got;
       std::memcpy(&got, &tmem[c.cta][c.lane * 512 + c.column], 4);
-      CHECK(got == float(want), "scale use M %d N %d (%d, %d): %g, want %g", M, N, m, n, got, want);
+      CHECK(got == float(want), "%s scale use M %d N %d id %d (%d, %d): %g, want %g", name, M, N,
+            id, m, n, got, want);
     }
+  }
+}
+
+template <int CtaGroup, int M, int N>
+void check_scale_uses() {
+  check_scale_use<float_e2m1_t, float_ue4m3_t, CtaGroup, M, N>("mxf4nvf4 4X",
+                                                               sem::UmmaKind::kMxf4nvf4, 4, 0);
+  for (int id : {0, 2}) {
+    check_scale_use<float_e2m1_t, float_ue8m0_t, CtaGroup, M, N>("mxf4 2X", sem::UmmaKind::kMxf4, 2,
+                                                                 id);
+  }
+  for (int id = 0; id < 4; ++id) {
+    check_scale_use<float_e4m3_t, float_ue8m0_t, CtaGroup, M, N>("mxf8f6f4 1X",
+                                                                 sem::UmmaKind::kMxf8f6f4, 1, id);
   }
 }
 
@@ -291,13 +314,30 @@ void check_idesc() {
 }
 
 int main() {
+  // Rows: the smallest, an odd number of 8-row groups, and the largest legal M or N; K: one
+  // instruction up to several swizzle spans.
   check_k_major<Which::kUmma, half_t, 128, 64>();
+  check_k_major<Which::kUmma, half_t, 8, 128>();
+  check_k_major<Which::kUmma, half_t, 24, 32>();
+  check_k_major<Which::kUmma, half_t, 256, 16>();
+  check_k_major<Which::kUmma, uint8_t, 8, 32>();
+  check_k_major<Which::kUmma, uint8_t, 128, 128>();
+  check_k_major<Which::kUmma, float, 256, 8>();
   check_k_major<Which::kUmma, uint8_t, 64, 256>();
   check_k_major<Which::kUmma, uint8_t, 24, 64>();
   check_k_major<Which::kUmma, float, 16, 64>();
   check_k_major<Which::kWgmma, half_t, 64, 64>();
   check_k_major<Which::kWgmma, uint8_t, 256, 128>();
+  check_k_major<Which::kWgmma, half_t, 8, 16>();
+  check_k_major<Which::kWgmma, float, 64, 32>();
   check_mn_major<Which::kUmma, half_t, 128, 64>();
+  check_mn_major<Which::kUmma, half_t, 32, 64>();
+  check_mn_major<Which::kUmma, half_t, 256, 16>();
+  check_mn_major<Which::kUmma, uint8_t, 32, 32>();
+  check_mn_major<Which::kUmma, uint8_t, 64, 128>();
+  check_mn_major<Which::kUmma, uint8_t, 128, 32>();
+  check_mn_major<Which::kUmma, uint8_t, 192, 64>();
+  check_mn_major<Which::kWgmma, half_t, 256, 16>();
   check_mn_major<Which::kUmma, half_t, 16, 16>();
   check_mn_major<Which::kUmma, uint8_t, 256, 128>();
   check_mn_major<Which::kUmma, uint8_t, 16, 32>();
@@ -308,10 +348,14 @@ int main() {
   check_scale_factors<16, 128, 4>(false);
   check_scale_factors<32, 128, 2>(false);
   check_scale_factors<32, 128, 4>(false);
-  check_scale_use<1, 128, 128>();
-  check_scale_use<1, 128, 256>();
-  check_scale_use<2, 256, 128>();
-  check_scale_use<2, 128, 256>();
+  check_scale_uses<1, 128, 8>();
+  check_scale_uses<1, 128, 64>();
+  check_scale_uses<1, 128, 128>();
+  check_scale_uses<1, 128, 192>();
+  check_scale_uses<1, 128, 256>();
+  check_scale_uses<2, 256, 128>();
+  check_scale_uses<2, 256, 256>();
+  check_scale_uses<2, 128, 256>();
   check_idesc();
   return check_report("cute_smem");
 }

@@ -229,10 +229,8 @@ void check_all_kinds() {
       for (Elem acc : {Elem::kF32, Elem::kF16})
         check_case(rng, make(16, 32, a, b, acc, MmaKind::kF8f6f4));
       const MmaSync mx = make(16, 32, a, b, Elem::kF32, MmaKind::kMxf8f6f4, 1);
-      for (int ba = 0; ba < 4; ++ba) {
-        for (int tb = 0; tb < 4; ++tb)
-          check_case(rng, mx, ba, (ba + tb) & 1, (ba * 3 + tb) & 3, tb);
-      }
+      for (int id = 0; id < 128; ++id)
+        check_case(rng, mx, id & 3, id >> 2 & 1, id >> 3 & 3, id >> 5 & 3);
     }
   }
   for (int ta = 0; ta < 2; ++ta) {
