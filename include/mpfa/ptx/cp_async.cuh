@@ -36,12 +36,6 @@ __device__ __forceinline__ void cp_async_zfill(uint32_t dst, const void* src, ui
   }
 }
 
-// This thread arrives on `bar` once all its earlier cp.async have landed. .noinc: the arrival is
-// one of the barrier's expected count, so every thread that does this is counted at init.
-__device__ __forceinline__ void cp_async_mbarrier_arrive(uint32_t bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-}
-
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

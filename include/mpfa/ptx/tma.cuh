@@ -33,24 +33,8 @@ __device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, uint32_
                : "memory");
 }
 
-// Box of a tensor map at coordinates c0 (innermost) .. ; elements outside the tensor read as zero.
-__device__ __forceinline__ void tensor_load_2d(uint32_t dst, const void* map, uint32_t bar,
-                                               int32_t c0, int32_t c1) {
-  asm volatile("cp.async.bulk.tensor.2d." MPFA_TMA_DST
-               ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(dst),
-               "l"(map), "r"(bar), "r"(c0), "r"(c1)
-               : "memory");
-}
-
-__device__ __forceinline__ void tensor_load_3d(uint32_t dst, const void* map, uint32_t bar,
-                                               int32_t c0, int32_t c1, int32_t c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d." MPFA_TMA_DST
-      ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst),
-      "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
-
+// Box of a tensor map at coordinates c0 (innermost) .. c3; elements outside the tensor read as
+// zero.
 __device__ __forceinline__ void tensor_load_4d(uint32_t dst, const void* map, uint32_t bar,
                                                int32_t c0, int32_t c1, int32_t c2, int32_t c3) {
   asm volatile(
@@ -58,16 +42,6 @@ __device__ __forceinline__ void tensor_load_4d(uint32_t dst, const void* map, ui
       ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
       "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
-}
-
-__device__ __forceinline__ void tensor_load_5d(uint32_t dst, const void* map, uint32_t bar,
-                                               int32_t c0, int32_t c1, int32_t c2, int32_t c3,
-                                               int32_t c4) {
-  asm volatile("cp.async.bulk.tensor.5d." MPFA_TMA_DST
-               ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
-               "[%2];" ::"r"(dst),
-               "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-               : "memory");
 }
 
 // Stores from shared memory: fence_proxy_async_shared() first, then commit and wait by the issuing
@@ -78,23 +52,8 @@ __device__ __forceinline__ void bulk_store(void* dst, uint32_t src, uint32_t byt
                : "memory");
 }
 
-__device__ __forceinline__ void tensor_store_3d(const void* map, uint32_t src, int32_t c0,
-                                                int32_t c1, int32_t c2) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-          map),
-      "r"(src), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
-
 __device__ __forceinline__ void bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// At most N groups of this thread are incomplete.
-template <int N>
-__device__ __forceinline__ void bulk_wait_group() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // At most N groups have still to read their source: shared memory may be written again.
