@@ -22,6 +22,7 @@ METADATA_SECTIONS = (
     "qo_indptr",
     "kv_indptr",
     "kv_len",
+    "v_block_indptr",
     "kv_indices",
     "items",
     "worker_indptr",
@@ -68,6 +69,7 @@ class PlanRequest:
         kv_block: KV tokens per step of the kernel; KV ranges begin at multiples of it.
         partition_tokens: KV tokens per partition, a multiple of ``kv_block``; 0 = never split.
         num_sm: streaming multiprocessors shared by all KV heads.
+        workers_per_sm: thread blocks that run on one of them at a time.
         sections: scratch regions of the caller, (name, bytes), placed after the plan's own.
         use_cuda_graph: size everything from the three limits instead of this batch.
         max_batch_size, max_total_qo_len, max_num_pages: limits for ``use_cuda_graph``; the last
@@ -90,6 +92,7 @@ class PlanRequest:
     kv_block: int
     partition_tokens: int
     num_sm: int
+    workers_per_sm: int = 1
     sections: tuple[tuple[str, int], ...] = ()
     use_cuda_graph: bool = False
     max_batch_size: int | None = None
@@ -116,7 +119,8 @@ class Plan:
             worker, of all workers, and of the costliest item, in KV blocks (cost.h).
         offsets, sizes: byte offset of every section in its region, and its size.
         items [num_items, 8], worker_indptr [num_workers+1], merge_indptr [nnz_qo+1],
-        qo_indptr [B+1], kv_indptr [B+1], kv_indices [kv_indptr[-1]] or None, kv_len [B]:
+        qo_indptr [B+1], kv_indptr [B+1], kv_indices [kv_indptr[-1]] or None, kv_len [B],
+        v_block_indptr [B+1] (ragged: running sum of ceil(kv_len/32); paged: 0):
             int32 host tensors, views of the block that ``upload`` copies.
     """
 
@@ -175,6 +179,10 @@ class Plan:
     def kv_len(self) -> torch.Tensor:
         return self._host("kv_len", self.batch_size)
 
+    @cached_property
+    def v_block_indptr(self) -> torch.Tensor:
+        return self._host("v_block_indptr", self.batch_size + 1)
+
     def upload(self, metadata: torch.Tensor) -> None:
         """Copies the integer block to the front of ``metadata`` (any device), in one copy.
 
@@ -226,7 +234,9 @@ class Plan:
             f"  tile {r.q_tile_tokens} tokens x {r.heads_per_group} heads, {groups} head group(s), "
             f"KV block {r.kv_block}, {split}",
             f"  {self.num_items} items on {self.num_workers} workers per KV head "
-            f"(num_sm {r.num_sm}), {self.num_partial_rows} partial rows",
+            f"(num_sm {r.num_sm}"
+            + (f" x {r.workers_per_sm}" if r.workers_per_sm > 1 else "")
+            + f"), {self.num_partial_rows} partial rows",
             f"  load in KV blocks: min {self.min_load}, mean {mean:.1f}, max {self.max_load}, "
             f"largest item {self.largest_item}",
             f"  metadata {self.metadata_bytes} bytes, scratch {self.scratch_bytes} bytes"
@@ -349,7 +359,7 @@ def _run(r: PlanRequest, count_only: bool) -> tuple[torch.Tensor | None, list[in
         r.heads_per_group,
         r.kv_block,
         r.partition_tokens,
-        r.num_sm,
+        r.num_sm * r.workers_per_sm,
         r.use_cuda_graph,
         *limits,
         count_only,

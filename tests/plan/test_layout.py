@@ -48,6 +48,7 @@ def test_sizes_are_exact(plan):
         "qo_indptr": 12,
         "kv_indptr": 12,
         "kv_len": 8,
+        "v_block_indptr": 12,
         "kv_indices": 4 * (94 + 19),
         "items": 32 * 3,
         "worker_indptr": 4 * 5,
@@ -64,7 +65,8 @@ def test_upload_and_views(plan):
     metadata = torch.full((plan.metadata_bytes + 5,), 7, dtype=torch.uint8)
     plan.upload(metadata)
     assert metadata[plan.metadata_bytes :].tolist() == [7] * 5
-    for name in ("items", "worker_indptr", "merge_indptr", "qo_indptr", "kv_indptr", "kv_len"):
+    names = ("items", "worker_indptr", "merge_indptr", "qo_indptr", "kv_indptr", "kv_len")
+    for name in (*names, "v_block_indptr"):
         host = getattr(plan, name)
         assert torch.equal(plan.metadata_view(metadata, name).view(host.shape), host)
     ids = plan.metadata_view(metadata, "kv_indices")
@@ -72,7 +74,41 @@ def test_upload_and_views(plan):
     header = plan.metadata_view(metadata, "header")[:19].tolist()
     # version, mode, batch, nnz_qo, items, workers, rows, Hq, Hkv, D, page, causal, window, q tile,
     # heads per group, head groups, kv block, partition, largest page id
-    assert header == [1, 0, 2, 4, 3, 4, 6, 4, 1, 8, 16, 1, -1, 16, 4, 1, 128, 1024, 113]
+    assert header == [2, 0, 2, 4, 3, 4, 6, 4, 1, 8, 16, 1, -1, 16, 4, 1, 128, 1024, 113]
+
+
+@pytest.mark.parametrize("kv_lens", [[], [0], [1, 31, 32, 33, 0, 64, 1500]])
+def test_v_block_rows_of_ragged_requests(request_of, kv_lens):
+    """First row of every request when each has ceil(len / 32) rows of MXFP8 V scales."""
+    want = [0]
+    for length in kv_lens:
+        want.append(want[-1] + (length + 31) // 32)
+    plan = make_plan(request_of([1] * len(kv_lens), kv_lens))
+    assert plan.v_block_indptr.tolist() == want
+    # In pages these rows are the pages' own.
+    pages = make_plan(request_of([1] * len(kv_lens), kv_lens, page_size=32))
+    assert pages.v_block_indptr.tolist() == [0] * len(want)
+
+
+def test_v_block_rows_of_a_graph(request_of):
+    graph = {
+        "use_cuda_graph": True,
+        "max_batch_size": 5,
+        "max_total_qo_len": 9,
+        "max_num_pages": 400,
+    }
+    plan = make_plan(request_of([1, 2], [33, 300], **graph))
+    metadata = torch.zeros(plan.metadata_bytes, dtype=torch.uint8)
+    plan.upload(metadata)
+    assert plan.metadata_view(metadata, "v_block_indptr").tolist() == [0, 2, 12, 12, 12, 12]
+
+
+def test_workers_per_sm(request_of):
+    one = make_plan(request_of([1] * 8, [300] * 8))
+    two = make_plan(request_of([1] * 8, [300] * 8, workers_per_sm=2))
+    assert (one.num_workers, two.num_workers) == (4, 8)
+    assert "8 workers per KV head (num_sm 4 x 2)" in two.summary()
+    assert "4 workers per KV head (num_sm 4)" in one.summary()
 
 
 def test_scratch_views(plan):

@@ -108,6 +108,7 @@ inline Layout make_layout(const PlanParams& p, const Capacity& c) {
   layout.size[kQoIndptr] = (c.batch_size + 1) * kInt;
   layout.size[kKvIndptr] = (c.batch_size + 1) * kInt;
   layout.size[kKvLen] = c.batch_size * kInt;
+  layout.size[kVBlockIndptr] = (c.batch_size + 1) * kInt;
   layout.size[kKvIndices] = c.kv_indices * kInt;
   layout.size[kItems] = c.items * static_cast<int64_t>(sizeof(WorkItem));
   layout.size[kWorkerIndptr] = (p.num_workers() + 1) * kInt;

@@ -48,8 +48,10 @@ struct PlanHeader {
 };
 static_assert(sizeof(PlanHeader) == 256, "the header fills exactly one aligned section");
 
-constexpr int32_t kPlanVersion = 1;
+constexpr int32_t kPlanVersion = 2;
 constexpr int64_t kSectionAlignment = 256;
+// Tokens of one MXFP8 block of V, of which kVBlockIndptr counts the rows.
+constexpr int64_t kVBlockTokens = 32;
 
 // Sections in memory order. Everything before kPartialO is the metadata, which is
 // uploaded with one copy.
@@ -58,6 +60,7 @@ enum Section : int {
   kQoIndptr,
   kKvIndptr,
   kKvLen,
+  kVBlockIndptr,  // ragged: running sum of ceil(kv_len / 32), the v_scale rows of MXFP8
   kKvIndices,
   kItems,
   kWorkerIndptr,

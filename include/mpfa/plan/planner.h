@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "mpfa/base/math.h"
 #include "mpfa/plan/layout.h"
 #include "mpfa/plan/params.h"
 #include "mpfa/plan/schedule.h"
@@ -81,6 +82,20 @@ inline void write_merge_indptr(const TileList& list, int32_t* indptr, int64_t se
   std::fill(out, indptr + section_bytes / static_cast<int64_t>(sizeof(int32_t)), row);
 }
 
+// First row of every ragged request when each has ceil(kv_len / 32) of them, and the total. Paged
+// caches keep these rows in their pages: all 0, and no sum that could leave int32.
+inline void write_v_block_indptr(const PlanInput& in, const std::vector<int32_t>& kv_len,
+                                 int32_t* indptr, int64_t section_bytes) {
+  int32_t* out = indptr;
+  int32_t row = 0;
+  *out++ = 0;
+  for (const int32_t length : kv_len) {
+    if (!in.params.paged()) row += static_cast<int32_t>(ceil_div<int64_t>(length, kVBlockTokens));
+    *out++ = row;
+  }
+  std::fill(out, indptr + section_bytes / static_cast<int64_t>(sizeof(int32_t)), row);
+}
+
 inline void write_block(const PlanInput& in, PlanScratch* scratch, PlanResult* result,
                         uint8_t* block) {
   const Layout& layout = result->layout;
@@ -93,6 +108,7 @@ inline void write_block(const PlanInput& in, PlanScratch* scratch, PlanResult* r
   write_padded(section(kKvIndptr), in.kv_indptr, batch + 1, layout.size[kKvIndptr],
                in.kv_indptr[batch]);
   write_padded(section(kKvLen), scratch->kv_len.data(), batch, layout.size[kKvLen], 0);
+  write_v_block_indptr(in, scratch->kv_len, section(kVBlockIndptr), layout.size[kVBlockIndptr]);
   // check_page_ids has copied the ids.
   write_padded(section(kKvIndices), nullptr, in.params.paged() ? in.kv_indptr[batch] : 0,
                layout.size[kKvIndices], 0);
