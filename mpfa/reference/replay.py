@@ -266,40 +266,45 @@ def _walk_running_max(
     return _normalise(o, total, factor), torch.where(total == 0, -torch.inf, lse)
 
 
+# The lower bound of a block's exponent: SFA 2^-127. Such a block adds nothing.
+_MIN_TILE_EXPONENT = -119
+
+
 def _walk_tile_exponents(
     scores: torch.Tensor, v: torch.Tensor, exponent_scale: float, scheme: Scheme
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """SM120: P' = 2^(lambda S - E + 8), E = round(lambda * tile max), so max P' <= 256 sqrt 2 < 448.
+    """SM120: P' = 2^(lambda S - R - e + 8), e = round(lambda * block max - R) <= 0.
 
-    The tile's 2^(E - Eref) travels in SFA and does the online rescale inside the MMA; being a power
-    of two it is exact, so the choice of Eref (here: the running maximum) changes no bit.
+    R is the running maximum, this block included, so the row's largest key is 2^8, an e4m3 value (a
+    row with one key gives that key's V). Lower blocks are scaled up by 2^-e to at most 256 sqrt 2 < 448
+    and 2^(e - 8) travels in SFA.
     """
     num_blocks, heads, rows, _ = scores.shape
     peak = exponent_scale * scores.amax(dim=-1)
-    empty = peak == -torch.inf
-    exponent = torch.where(empty, -torch.inf, torch.round(peak))
-    running = exponent.cummax(dim=0).values
-    anchor = torch.where(running == -torch.inf, 0.0, running)
-    tile_exponent = torch.where(empty, 0.0, exponent)
+    reference = torch.cat([torch.full_like(peak[:1], -1e38), peak]).cummax(dim=0).values
+    factor = exp2_rounded(reference[:-1] - reference[1:])
+    reference = reference[1:]
+    exponent = torch.round((peak - reference).clamp_min(_MIN_TILE_EXPONENT))
+    bias = 8.0 - (reference + exponent)
+    weight = torch.where(exponent > _MIN_TILE_EXPONENT, exp2_rounded(exponent - 8.0), 0.0)
     o = scores.new_zeros((heads, rows, v.shape[-1]))
     total = scores.new_zeros((heads, rows))
-    previous = torch.full_like(total, -torch.inf)
     for first in range(0, num_blocks, _BLOCKS_PER_CHUNK):
         chunk = slice(first, first + _BLOCKS_PER_CHUNK)
-        shift = 8.0 - tile_exponent[chunk].unsqueeze(-1)
-        p = _exp2_rows(exponent_scale * scores[chunk] + shift)
+        # One rounding, as the kernel's fused multiply-add: the fp64 product is exact.
+        argument = scores[chunk].double() * exponent_scale + bias[chunk].double().unsqueeze(-1)
+        p = _exp2_rows(argument.float())
         sums = p.sum(dim=-1)
         products = _products(e4m3_decode(e4m3_encode(p)), v[chunk])
         for j in range(p.shape[0]):
-            m = anchor[first + j]
-            alpha = exp2_rounded(previous - m)
-            weight = exp2_rounded(tile_exponent[first + j] - m)
-            weight = torch.where(empty[first + j], 0.0, weight)
-            total = alpha * total + weight * sums[j]
-            o = alpha.unsqueeze(-1) * o + weight.unsqueeze(-1) * products[j]
-            previous = running[first + j]
-    lse = anchor[-1] + torch.log2(total) - 8.0
-    return _normalise(o, total, 1.0), torch.where(total == 0, -torch.inf, lse)
+            alpha, w = factor[first + j], weight[first + j]
+            total = alpha * total + w * sums[j]
+            o = alpha.unsqueeze(-1) * o + w.unsqueeze(-1) * products[j]
+    empty = total == 0
+    # The kernel multiplies by the rounded reciprocal. A NaN among the inputs is no empty row.
+    inverse = torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, total))
+    o = torch.where(empty.unsqueeze(-1), 0.0, o * inverse.unsqueeze(-1))
+    return o, torch.where(empty, -torch.inf, reference[-1] + torch.log2(total))
 
 
 def _normalise(o: torch.Tensor, total: torch.Tensor, factor: float) -> torch.Tensor:

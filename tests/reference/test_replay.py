@@ -69,7 +69,6 @@ def slow_row(
     m, total = F32(-np.inf), F32(0)
     o = np.zeros(v.shape[1], dtype=F32)
     slack = np.zeros(v.shape[1])
-    reference_exponent = None
     for b in reversed(range(-(-n // block))):
         s = scores[b * block : (b + 1) * block]
         values = v[b * block : (b + 1) * block].astype(np.float64)
@@ -77,15 +76,16 @@ def slow_row(
         if top == -np.inf:
             continue
         if scheme.p_mode == "tile":
-            exponent = int(np.rint(lam * top))
-            p = np.exp2((lam * s).astype(F32) + F32(8 - exponent)).astype(F32)
+            peak = F32(lam * top)
+            if peak > m:
+                alpha = F32(0) if m == -np.inf else np.exp2(F32(m - peak))
+                o, total, slack = o * alpha, total * alpha, slack * float(alpha)
+                m = peak
+            exponent = int(np.rint(F32(peak - m)))
+            exact = float(lam) * s.astype(np.float64) + float(F32(8 - F32(m + F32(exponent))))
+            p = np.exp2(exact.astype(F32)).astype(F32)
             assert p.max() < 448
-            if reference_exponent is None or exponent > reference_exponent:
-                if reference_exponent is not None:
-                    alpha = F32(2.0) ** F32(reference_exponent - exponent)
-                    o, total, slack = o * alpha, total * alpha, slack * float(alpha)
-                reference_exponent = exponent
-            weight = F32(2.0) ** F32(exponent - reference_exponent)
+            weight = F32(2.0) ** F32(exponent - 8)
             coded, near = to_e4m3(p)
             total = F32(total + weight * p.sum(dtype=F32))
             o = (o + weight * (coded @ values).astype(F32)).astype(F32)
@@ -119,8 +119,7 @@ def slow_row(
     if total == 0:
         return np.zeros_like(o), -math.inf, slack
     if scheme.p_mode == "tile":
-        lse = reference_exponent + math.log2(total) - 8
-        return o / total, lse, slack / float(total)
+        return o * F32(F32(1) / total), float(m) + math.log2(total), slack / float(total)
     factor = {"fixed448": 448.0, "fixed256": 256.0}.get(scheme.p_mode, 1.0)
     lse = float(lam) * float(m) + math.log2(total)
     return o / F32(factor * total), lse, slack / (factor * float(total))
@@ -319,8 +318,11 @@ def test_integer_cases_are_bit_equal(scheme: Scheme) -> None:
     total = weights.sum()
     # 448/8 = 56, 256/8 = 32 and the powers of two of the other schemes are e4m3 values.
     numerator = weights @ v[:, 0].double().numpy()
-    factor = {"fixed448": 448.0, "fixed256": 256.0, "tile": 256.0}.get(scheme.p_mode, 1.0)
-    want = F32(numerator / 8 * factor) / F32(total / 8 * factor)
+    factor = {"fixed448": 448.0, "fixed256": 256.0}.get(scheme.p_mode, 1.0)
+    if scheme.p_mode == "tile":  # multiplies by the reciprocal of l, which is in units of 2^8
+        want = F32(numerator / 8) * (F32(1) / F32(total / 8))
+    else:
+        want = F32(numerator / 8 * factor) / F32(total / 8 * factor)
     assert (o[0, 0, 0].numpy() == want).all()
     assert lse.item() == F32(3.0 + F32(np.log2(F32(total / 8))))
 
@@ -341,6 +343,20 @@ def test_row_sum_uses_fp32_p_and_not_the_coded_one() -> None:
         want = (factor + 100 * coded[0]) / (factor * (1 + 100 * p))
         np.testing.assert_allclose(o[0, 0, 0].numpy(), want, rtol=1e-6)
         np.testing.assert_allclose(lse.item(), math.log2(1 + 100 * p), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=SCHEME_IDS)
+def test_one_visible_key_gives_its_value(scheme: Scheme) -> None:
+    """P of the row's largest key is a code of its own, so nothing of it is lost."""
+    gen = torch.Generator().manual_seed(3)
+    lk = 200
+    k, v = torch.randn(lk, 1, 64, generator=gen), torch.randn(lk, 1, 64, generator=gen)
+    q = torch.randn(lk, 1, 64, generator=gen)
+    tile = TileSpec(0, lk, lk, 0, lk, True, 0, 0.125, 0.0)  # row i sees key i
+    o, lse = attend_tile(QueryOperands(q), KVOperands(k, v), [0], 1, tile, scheme)
+    torch.testing.assert_close(o[:, :, 0], v, rtol=2e-6, atol=0)
+    want = (q.double() * k.double()).sum(-1) * 0.125 * LOG2E
+    torch.testing.assert_close(lse[:, :, 0].double(), want, rtol=0, atol=2e-6)
 
 
 def test_walk_is_last_to_first() -> None:
