@@ -46,13 +46,18 @@ void set_output(const Call& call, CombineParams& p, const TensorView& out,
   }
 }
 
-// Split-KV combine. o fp32 [rows, H, D], lse fp32 [rows, H]: `states` rows for each partition;
-// merge indptr int32 [tokens+1] counts partitions. Tokens without partitions are left alone.
-void combine_partials(const TensorView& o, const TensorView& lse, const TensorView& indptr,
-                      int64_t states, const TensorView& out, const OptionalTensor& out_lse,
-                      const OptionalTensor& row_term, double row_scale, const OptionalTensor& sinks,
-                      bool pdl) {
-  const Call call(out);
+struct SplitStates {
+  const TensorView& o;       // fp32 [rows, H, D]
+  const TensorView& lse;     // fp32 [rows, H]
+  const TensorView& indptr;  // int32 [>= tokens+1], counts partitions
+  int64_t states;            // rows of each partition
+  const PlanHeader* header;  // of the plan that wrote indptr, or null
+};
+
+void combine(const Call& call, const SplitStates& split, const TensorView& out,
+             const OptionalTensor& out_lse, const OptionalTensor& row_term, double row_scale,
+             const OptionalTensor& sinks, bool pdl) {
+  const auto& [o, lse, indptr, states, header] = split;
   require(o.ndim() == 3 && is_fp32(o), "o", o, "float32 [rows, heads, head_dim]");
   const int64_t rows = o.size(0), heads = o.size(1), dim = o.size(2);
   CombineParams p;
@@ -65,7 +70,10 @@ void combine_partials(const TensorView& o, const TensorView& lse, const TensorVi
           lse, "float32 [rows, heads] like o");
   call.same_device("merge_indptr", indptr);
   require(is_dtype(indptr, kDLInt, 32), "merge_indptr", indptr, "int32");
-  check_shape("merge_indptr", indptr, {p.num_tokens + 1});
+  check_contiguous("merge_indptr", indptr);
+  require(indptr.ndim() == 1 && indptr.numel() > p.num_tokens, "merge_indptr", indptr,
+          "of one entry more than out has tokens");
+  p.header = header;
   require_value(states >= 1 && states <= 64, "states", states, "1..64");
   p.o = o.data_ptr();
   p.o_row = o.stride(0);
@@ -96,6 +104,36 @@ void combine_partials(const TensorView& o, const TensorView& lse, const TensorVi
                                        : nullptr;
   require(kernel != nullptr, "out", out, "float32, bfloat16 or float16");
   launch(call, kernel, p, pdl);
+}
+
+// `states` rows for each partition; tokens without partitions are left alone.
+void combine_partials(const TensorView& o, const TensorView& lse, const TensorView& indptr,
+                      int64_t states, const TensorView& out, const OptionalTensor& out_lse,
+                      const OptionalTensor& row_term, double row_scale, const OptionalTensor& sinks,
+                      bool pdl) {
+  check_shape("merge_indptr", indptr, {out.size(0) + 1});
+  combine(Call(out), {o, lse, indptr, states, nullptr}, out, out_lse, row_term, row_scale, sinks,
+          pdl);
+}
+
+// Last step of a planned run, for the rows that an attention kernel left in the partial buffers.
+// Tokens beyond the plan's own and those with one partition are left alone. row_term fp32
+// [tokens, H] enters the LSE unless a soft cap put it into the scores.
+void run(const TensorView& partial_o, const TensorView& partial_lse, const TensorView& header,
+         const TensorView& merge_indptr, const OptionalTensor& row_term, const TensorView& out,
+         const TensorView& lse, const OptionalTensor& sinks, double sm_scale,
+         double logits_soft_cap, bool pdl) {
+  const Call call(out);
+  call.same_device("header", header);
+  require(is_dtype(header, kDLInt, 32) && header.numel() >= int64_t{sizeof(PlanHeader) / 4},
+          "header", header, "int32, a whole plan header");
+  check_contiguous("header", header);
+  if (partial_lse.size(0) == 0) return;  // a plan that never splits
+  const bool dropped = row_term.has_value() && logits_soft_cap == 0.0;
+  combine(
+      call,
+      {partial_o, partial_lse, merge_indptr, 1, static_cast<const PlanHeader*>(header.data_ptr())},
+      out, lse, dropped ? row_term : OptionalTensor(), sm_scale * 1.4426950408889634, sinks, pdl);
 }
 
 // v [n, S, H, D] and lse fp32 [n, S, H], base 2; out of v's dtype.
@@ -134,5 +172,6 @@ void merge_states(const TensorView& v, const TensorView& lse, const TensorView& 
 
 }  // namespace
 
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(combine_partials, combine_partials);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge_states, merge_states);

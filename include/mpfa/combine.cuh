@@ -8,6 +8,7 @@
 // loads.
 #pragma once
 
+#include "mpfa/plan/plan.h"
 #include "mpfa/ptx/cvt.cuh"
 #include "mpfa/ptx/pdl.cuh"
 #include "mpfa/quant/codec.h"
@@ -24,6 +25,8 @@ struct CombineParams {
   const int32_t* indptr = nullptr;
   int32_t states = 1;  // states per partition (indptr) or all states (no indptr)
   int64_t num_tokens = 0;
+  // Of a plan: tokens beyond its nnz_qo are left alone, since a captured launch keeps num_tokens.
+  const PlanHeader* header = nullptr;
   int32_t num_heads = 0;
   void* out = nullptr;  // [tokens, heads, D]
   int64_t out_row = 0, out_head = 0;
@@ -139,6 +142,7 @@ __global__ void __launch_bounds__(kCombineWarps * 32)
   int64_t first = token, step = p.num_tokens;
   int count = p.states;
   if (p.indptr != nullptr) {
+    if (p.header != nullptr && token >= __ldg(&p.header->nnz_qo)) return;
     const int begin = __ldg(p.indptr + token);
     count = (__ldg(p.indptr + token + 1) - begin) * p.states;
     first = static_cast<int64_t>(begin) * p.states;
