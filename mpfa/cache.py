@@ -9,7 +9,7 @@ import torch
 
 from mpfa.config import MX_BLOCK, NVFP4_BLOCK, KVCacheConfig, check_is_config
 from mpfa.errors import Layout, check_distinct, check_int, check_layout, check_tensor
-from mpfa.stats import SmoothingStats
+from mpfa.stats import SmoothingStats, refuse_unused
 
 NATIVE_PAGE = 128
 SCALE_ATOM_CHANNELS = 64
@@ -146,10 +146,7 @@ class PagedKVCache:
 def _check_bound_stats(stats: SmoothingStats, config: KVCacheConfig, device: torch.device) -> None:
     if not isinstance(stats, SmoothingStats):
         raise TypeError(f"stats: expected SmoothingStats, got {type(stats).__name__}")
-    if not config.needs_stats:
-        raise ValueError(
-            f"stats: compensation {config.compensation!r} uses no statistics; pass None"
-        )
+    refuse_unused(config, stats)
     if not stats.is_static:
         raise ValueError(
             f"stats: only static statistics can be bound to a cache, got per-request statistics of "

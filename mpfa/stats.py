@@ -224,6 +224,16 @@ def check_is_stats(stats: object) -> SmoothingStats:
     return stats
 
 
+def refuse_unused(config: KVCacheConfig, stats: SmoothingStats | None) -> None:
+    """ValueError for statistics that ``config`` does not use: the caller expects a compensation."""
+    if stats is not None and not config.needs_stats:
+        check_is_stats(stats)
+        raise ValueError(
+            f"stats: compensation {config.compensation!r} uses no statistics; pass None, or set "
+            "compensation in the KVCacheConfig"
+        )
+
+
 def resolve_stats(
     config: KVCacheConfig,
     stats: SmoothingStats | None,
@@ -231,7 +241,9 @@ def resolve_stats(
     num_tokens: int,
     device: torch.device,
 ) -> tuple[SmoothingStats | None, torch.Tensor | None]:
-    """The stats that ``config`` uses and the row of each token; ValueError when something is missing."""
+    """The stats that ``config`` uses and the row of each token; ValueError when something is missing
+    or given without need."""
+    refuse_unused(config, stats)
     if not config.needs_stats:
         return None, None
     if stats is None:

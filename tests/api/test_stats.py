@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import int32, make_batch
+from attention_cases import int32, make_batch, offsets, static_stats
 from safetensors.torch import save_file
 
 import mpfa
@@ -318,3 +318,26 @@ def test_calibrate_sums_the_energy_of_the_query_heads_of_a_group() -> None:
     q[:, 0, 40] = 10.0  # 100 + 1
     q[:, :, 50] = 8.0  # 64 + 64
     assert mpfa.calibrate([(q, k)], channels=1, center=False).channel_index.tolist() == [[50]]
+
+
+def test_statistics_without_use_are_refused_everywhere() -> None:
+    """A caller who passes them expects a compensation that the config does not ask for."""
+    batch = make_batch([4], [40], 4, 2, 64)
+    config = mpfa.KVCacheConfig("qk4pv8", 2, 64, 64, 4)
+    stats = static_stats(batch, "mean", 0)
+    q, (k, v) = batch.query, batch.kv
+    cache = mpfa.PagedKVCache.allocate(config, 1)
+    indptr = offsets([40])
+    wrapper = mpfa.BatchPrefillWrapper(torch.empty(1 << 20, dtype=torch.uint8))
+    wrapper.plan(offsets([4]), indptr, **batch.heads, config=config)
+    calls = {
+        "allocate": lambda s: mpfa.PagedKVCache.allocate(config, 1, "cpu", s),
+        "append": lambda s: mpfa.append_paged_kv_cache(k, v, cache, torch.arange(40), stats=s),
+        "quantize_query": lambda s: mpfa.quantize_query(q, config, s),
+        "quantize_kv": lambda s: mpfa.quantize_kv(k, v, config, indptr, s),
+        "run": lambda s: wrapper.run(q, (k, v), stats=s),
+    }
+    for call in calls.values():
+        with pytest.raises(ValueError, match="stats: compensation 'none' uses no statistics"):
+            call(stats)
+        call(None)
