@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SM100 decode modules and the combine module, compiled for the 10.x family and executed by the
+simulator: one PTX plays 10.0 and 10.3."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "sm120")]
+
+ARCH = "10.0f"
+# why a process of its own: flashinfer reads the architecture list once, when it is imported, and
+# other tests of this process have other targets.
+_BUILD = """
+import json
+from mpfa.backends import kernels
+from mpfa.jit import attention, cuda, quant
+from mpfa.jit.spec import CudaSpec
+kernel = kernels.find_kernel("decode", backend="sm100")
+specs = {str(d): attention.attention_spec(kernel, d) for d in kernel.tilings}
+specs["combine"] = quant.COMBINE
+specs["rows"] = CudaSpec("mpfa_sm100_decode_rows", ("sm100_decode_rows.cu",), (10,), 40)
+print(json.dumps({name: str(cuda.build(spec)) for name, spec in specs.items()}))
+"""
+
+
+@pytest.fixture(scope="session")
+def libraries() -> dict[str, Path]:
+    """Path of each built module: "64", "128", "combine" and "rows" (the variant)."""
+    from mpfa.jit import toolkit
+
+    if toolkit.find_toolkit() is None:
+        pytest.skip(toolkit.missing_text())
+    root = str(Path(__file__).parents[3])
+    env = os.environ | {"FLASHINFER_CUDA_ARCH_LIST": ARCH}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", _BUILD], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    paths = json.loads(done.stdout.splitlines()[-1])
+    return {name: Path(path) for name, path in paths.items()}
+
+
+@pytest.fixture(scope="session")
+def modules(libraries):
+    """The tvm-ffi modules; launches are executed by the simulator."""
+    from mpfa import sim
+
+    try:
+        sim.simulator()
+    except RuntimeError as error:
+        pytest.skip(f"the simulator cannot run in this process: {error}")
+    return {name: sim.load(path, tvm_ffi=True) for name, path in libraries.items()}
+
+
+@pytest.fixture
+def simulator(modules):
+    """All watchers, asynchronous operations as late as they may be; a failed launch fails the test."""
+    from mpfa import sim
+
+    with sim.simulator().options(device="10.0", mode="lazy", watch="all", seed=3, timeout=120) as s:
+        s.clear()
+        yield s
+        s.check()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """why: the tensors are small, and torch's pool spins for longer than it computes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
