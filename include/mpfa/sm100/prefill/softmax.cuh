@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// The softmax role: four warps per query stage, one thread per row. S comes from Tensor Memory into
+// registers once; P goes back as e4m3 (paper section 4.1, Algorithm 1 lines 13-16).
+#pragma once
+
+#include <cstdint>
+
+#include "mpfa/ptx/f32x2.cuh"
+#include "mpfa/ptx/math.cuh"
+#include "mpfa/ptx/mbarrier.cuh"
+#include "mpfa/ptx/smem.cuh"
+#include "mpfa/ptx/tcgen05.cuh"
+#include "mpfa/sm100/prefill/tile.cuh"
+
+namespace mpfa::sm100::prefill {
+
+#if defined(__CUDACC__) && MPFA_HAS_TCGEN05
+
+constexpr float kNegInf = -__builtin_huge_valf();
+constexpr float kLog2e = 1.4426950408889634f;
+
+// Scores outside [begin, end) of the row's block become -inf. A select: whatever hidden keys and
+// unwritten scales left in S, NaN included, disappears.
+__device__ __forceinline__ void mask_scores(uint32_t (&s)[kKvBlock], int32_t begin, int32_t end) {
+#pragma unroll
+  for (int g = 0; g < kKvBlock / 32; ++g) {
+    const int32_t low = min(max(begin - 32 * g, 0), 32);
+    const int32_t high = min(max(end - 32 * g, 0), 32);
+    // Funnel shifts clamp at 32, where plain ones are undefined.
+    const uint32_t below_high = __funnelshift_lc(0xffffffffu, 0, high);
+    const uint32_t below_low = __funnelshift_lc(0xffffffffu, 0, low);
+    const uint32_t keep = below_high & ~below_low;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      if ((keep >> i & 1) == 0) s[32 * g + i] = __float_as_uint(kNegInf);
+    }
+  }
+}
+
+// cap * tanh((S + row_term) * sm_scale / cap), tanh(y) = 1 - 2 / (1 + e^2y): the absolute error of
+// about 1e-7 stays below that of the fp32 score; tanh.approx would be off by 5e-4.
+__device__ __forceinline__ void cap_scores(uint32_t (&s)[kKvBlock], float row_term, float ratio,
+                                           float cap) {
+  const float factor = 2.0f * kLog2e * ratio;
+#pragma unroll
+  for (int i = 0; i < kKvBlock; ++i) {
+    const float e = ptx::ex2((__uint_as_float(s[i]) + row_term) * factor);
+    s[i] = __float_as_uint(cap - 2.0f * cap * ptx::rcp(1.0f + e));
+  }
+}
+
+__device__ __forceinline__ float row_max(const uint32_t (&s)[kKvBlock], float seed) {
+  float m[4] = {seed, kNegInf, kNegInf, kNegInf};
+#pragma unroll
+  for (int i = 0; i < kKvBlock; i += 8) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      m[c] = fmaxf(fmaxf(m[c], __uint_as_float(s[i + 2 * c])), __uint_as_float(s[i + 2 * c + 1]));
+    }
+  }
+  return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
+}
+
+__device__ __forceinline__ float row_sum(const float (&p)[kKvBlock]) {
+  ptx::F32x2 total[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) total[c] = {p[2 * c], p[2 * c + 1]};
+#pragma unroll
+  for (int i = 8; i < kKvBlock; i += 8) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      total[c] = ptx::add_f32x2(total[c], {p[i + 2 * c], p[i + 2 * c + 1]});
+    }
+  }
+  const ptx::F32x2 all =
+      ptx::add_f32x2(ptx::add_f32x2(total[0], total[1]), ptx::add_f32x2(total[2], total[3]));
+  return all.x + all.y;
+}
+
+// Which of the 64 pairs of a row's block take 2^x from the FMA pipe instead of the MUFU (paper
+// section 5.1): 24 on sm_100, whose 16 MUFU lanes per SM quarter and cycle are the
+// bottleneck, none on sm_103, which has twice as many. They lie in the middle chunks, so that the
+// first and the last store of P wait for no long chain.
+__device__ __forceinline__ constexpr bool by_polynomial(int chunk, int pair) {
+#if __CUDA_ARCH__ >= 1030
+  return false;
+#else
+  return (chunk == 1 || chunk == 2) && pair % 4 != 0;
+#endif
+}
+
+// Minimax on [0, 1) for 1 + C1 f + ... + C4 f^4: relative error 3e-6.
+// why: degree 3, enough for e4m3 with 9e-5, moves one P in 700 of those computed to the
+// neighbouring code, which shows in rows that one key dominates.
+constexpr float kExp2C1 = 0.6930448412895203f;
+constexpr float kExp2C2 = 0.2412802129983902f;
+constexpr float kExp2C3 = 0.052242472767829895f;
+constexpr float kExp2C4 = 0.013426685705780983f;
+
+// 2^x = 2^floor(x) * p(x - floor(x)), p(0) = 1. x is clamped to -127, where the result is exactly
+// 0.
+__device__ __forceinline__ ptx::F32x2 exp2_polynomial(ptx::F32x2 x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: the integer part lands in the low bits
+  x = {fmaxf(x.x, -127.0f), fmaxf(x.y, -127.0f)};
+  const ptx::F32x2 r = ptx::add_rm_f32x2(x, {kMagic, kMagic});
+  const ptx::F32x2 whole = ptx::add_f32x2(r, {-kMagic, -kMagic});
+  const ptx::F32x2 f = ptx::add_f32x2(x, {-whole.x, -whole.y});
+  ptx::F32x2 p = {kExp2C4, kExp2C4};
+  p = ptx::fma_f32x2(p, f, {kExp2C3, kExp2C3});
+  p = ptx::fma_f32x2(p, f, {kExp2C2, kExp2C2});
+  p = ptx::fma_f32x2(p, f, {kExp2C1, kExp2C1});
+  p = ptx::fma_f32x2(p, f, {1.0f, 1.0f});
+  return {__uint_as_float((__float_as_uint(r.x) << 23) + __float_as_uint(p.x)),
+          __uint_as_float((__float_as_uint(r.y) << 23) + __float_as_uint(p.y))};
+}
+
+template <class C>
+class SoftmaxRole {
+  using Layout = SharedLayout<C>;
+
+ public:
+  __device__ __forceinline__ SoftmaxRole(const Context<C>& ctx, int stage)
+      : ctx_(ctx), stage_(stage), lane_(threadIdx.x % 32), row_(threadIdx.x % kStageRows) {}
+
+  __device__ __forceinline__ void run() {
+    TileWalk walk(ctx_.params);
+    Tile tile;
+    while (walk.next(&tile)) {
+      if (tile.blocks > 0 && stage_ < tile.stages) {
+        run_tile(tile);
+      } else if (kElementwiseDelta) {
+        for (int32_t j = 0; j < tile.blocks; ++j) delta_read(j);
+      }
+      ring_ += 2 * tile.blocks;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void run_tile(const Tile& tile) {
+    const AttentionParams& p = ctx_.params;
+    // Rows past the tile's end hold zeros and are not stored; they mask like the last row.
+    const int32_t tile_row = stage_ * kStageRows + row_;
+    const int32_t row = min(tile_row, tile.pack.rows - 1);
+    const int32_t first = tile.pack.token(min(stage_ * kStageRows, tile.pack.rows - 1));
+    const int32_t last = tile.pack.token(min((stage_ + 1) * kStageRows, tile.pack.rows) - 1);
+    const KeyRange mine = visible_keys(tile.mask, tile.q_begin + tile.pack.token(row));
+    const KeyRange all = keys_visible_to_all(tile.mask, tile.q_begin + first, tile.q_begin + last);
+    const float cap = p.logits_soft_cap;
+    const bool capped = cap > 0.0f;
+    float row_term = 0.0f;
+    if (capped && p.row_term.data != nullptr) {
+      const int32_t head = ctx_.kv_head * p.group_size + tile.pack.head(row);
+      row_term = __ldg(reinterpret_cast<const float*>(
+          p.row_term.row(tile.q_first + tile.pack.token(row), head)));
+    }
+    const float ratio = capped ? p.sm_scale / cap : 0.0f;
+    const float lambda = capped ? kLog2e : p.sm_scale_log2;
+    // Keys count from the first one that all rows see: blocks at [0, plain_range) need no mask.
+    const int32_t origin = all.begin;
+    const uint32_t plain_range = capped ? 0 : max(all.end - kKvBlock + 1 - origin, 0);
+    const int32_t first_block = tile.block_begin(0) - origin;
+    const int32_t last_block = tile.mask.kv_begin - origin;
+    float m = kNegInf, l = 0.0f;
+#pragma unroll 1
+    for (int32_t block = first_block; block >= last_block; block -= kKvBlock) {
+      uint32_t s[kKvBlock];
+      load_scores(s);
+      if constexpr (kElementwiseDelta) {
+        const int32_t j = (first_block - block) / kKvBlock;
+        const int head = tile.pack.head(row) - tile.pack.first_head;
+        if (p.aux_delta.data != nullptr) add_delta(s, j, head);
+        delta_read(j);
+      }
+      if (static_cast<uint32_t>(block) >= plain_range) {
+        if (capped) cap_scores(s, row_term, ratio, cap);
+        mask_scores(s, mine.begin - origin - block, mine.end - origin - block);
+      }
+      const float new_max = kSoftmaxCut >= 2 ? 0.0f : row_max(s, m);
+      // Rows that have seen no key yet: -inf - -inf would be NaN.
+      const float anchor = new_max == kNegInf ? 0.0f : new_max;
+      const float alpha = ptx::ex2(lambda * (m - anchor));
+      m = new_max;
+      if (block != first_block) publish_rescale(kSoftmaxCut >= 3 ? 1.0f : alpha);
+      float probability[kKvBlock];
+      store_probabilities(s, probability, lambda, kLog2PScale - lambda * anchor);
+      l = kSoftmaxCut >= 3 ? probability[0] : l * alpha + row_sum(probability);
+    }
+    publish_final(l, m == kNegInf ? 0.0f : m * lambda);
+  }
+
+  __device__ __forceinline__ uint32_t quarter() const {
+    return static_cast<uint32_t>(row_ / 32 * 32) << 16;
+  }
+
+  // One arrival for the warp; what its lanes did before is ordered by __syncwarp.
+  __device__ __forceinline__ void arrive(int offset) {
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(ctx_.bar(offset, stage_));
+  }
+
+  __device__ __forceinline__ void load_scores(uint32_t (&s)[kKvBlock]) {
+    ptx::mbarrier_wait(ctx_.bar(Layout::s_full, stage_), s_parity_);
+    s_parity_ ^= 1;
+    ptx::tmem_fence_after_sync();
+    const uint32_t from = ctx_.tmem + C::tmem_s(0) + stage_ * kKvBlock + quarter();
+#pragma unroll
+    for (int i = 0; i < kKvBlock; i += 32) ptx::tmem_ld_x32(s + i, from + i);
+    ptx::tmem_wait_ld(s);
+    // Ahead of every arrival of this block: S is read, and PV of the block before is complete.
+    ptx::tmem_fence_before_sync();
+    // invariant: the MMA role may overwrite this S with scales from here on; nothing reads it
+    // again.
+    if constexpr (C::kBorrowedScales) arrive(Layout::s_loaded);
+  }
+
+  // Measurement build: Delta of the row's head from the slot of K's block, one bf16 per key.
+  __device__ __forceinline__ void add_delta(uint32_t (&s)[kKvBlock], int32_t j, int head) {
+    const uint32_t at = ctx_.at(Layout::ring) + (ring_ + 2 * j) % kRingSlots * C::kSlotBytes +
+                        C::kSlotComp + 2 * head * kKvBlock;
+#pragma unroll
+    for (int i = 0; i < kKvBlock; i += 8) {
+      const uint4 bits = ptx::ld_shared_v4(at + 2 * i);
+      const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+      for (int k = 0; k < 8; k += 2) {
+        const ptx::F32x2 sum = ptx::add_f32x2(
+            {__uint_as_float(s[i + k]), __uint_as_float(s[i + k + 1])},
+            {__uint_as_float(pairs[k / 2] << 16), __uint_as_float(pairs[k / 2] & 0xffff0000u)});
+        s[i + k] = __float_as_uint(sum.x);
+        s[i + k + 1] = __float_as_uint(sum.y);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void delta_read(int32_t j) {
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(ctx_.bar(Layout::empty, (ring_ + 2 * j) % kRingSlots));
+  }
+
+  __device__ __forceinline__ void publish_rescale(float alpha) {
+    ptx::st_shared_u32(row_address(Layout::rescale), __float_as_uint(alpha));
+    // why no wait for PV: the correction warps touch O after this arrival, and S complete means
+    // that PV of the block before is complete too.
+    arrive(Layout::rescale_full);
+  }
+
+  static constexpr int kChunks = kKvBlock / 32;
+
+  // p = 448 P = 2^(lambda S + bias), fp32; the e4m3 copy goes to Tensor Memory.
+  __device__ __forceinline__ void store_probabilities(const uint32_t (&s)[kKvBlock],
+                                                      float (&p)[kKvBlock], float lambda,
+                                                      float bias) {
+    const uint32_t to = ctx_.tmem + C::tmem_p(0) + stage_ * kKvBlock + quarter();
+#pragma unroll
+    for (int g = 0; g < kChunks; ++g) {
+      uint32_t words[8];
+#pragma unroll
+      for (int i = 0; i < 32; i += 4) {
+        float* e = p + 32 * g + i;
+#pragma unroll
+        for (int k = 0; k < 4; k += 2) {
+          const ptx::F32x2 x = ptx::fma_f32x2(
+              {__uint_as_float(s[32 * g + i + k]), __uint_as_float(s[32 * g + i + k + 1])},
+              {lambda, lambda}, {bias, bias});
+          const ptx::F32x2 y = kSoftmaxCut >= 1 ? x
+                               : by_polynomial(g, (i + k) / 2)
+                                   ? exp2_polynomial(x)
+                                   : ptx::F32x2{ptx::ex2(x.x), ptx::ex2(x.y)};
+          e[k] = y.x;
+          e[k + 1] = y.y;
+        }
+        words[i / 4] = ptx::cvt_e4m3x4(e[0], e[1], e[2], e[3]);
+      }
+      ptx::tmem_st_x8(to + 8 * g, words);
+      // why: PV starts on three quarters of P while the last one is computed.
+      if (g + 2 == kChunks) publish_probabilities(Layout::p_ready);
+    }
+    publish_probabilities(Layout::p_last);
+  }
+
+  __device__ __forceinline__ void publish_probabilities(int barrier) {
+    ptx::tmem_wait_st();
+    ptx::tmem_fence_before_sync();
+    arrive(barrier);
+  }
+
+  __device__ __forceinline__ void publish_final(float l, float scaled_max) {
+    final_read_.wait(ctx_.bar(Layout::final_read, stage_), 0);
+    ptx::st_shared_u32(row_address(Layout::row_sum), __float_as_uint(l));
+    ptx::st_shared_u32(row_address(Layout::row_max), __float_as_uint(scaled_max));
+    arrive(Layout::final_full);
+  }
+
+  __device__ __forceinline__ uint32_t row_address(int offset) const {
+    return ctx_.at(offset) + 4 * (stage_ * kStageRows + row_);
+  }
+
+  const Context<C>& ctx_;
+  const int stage_;
+  const int lane_;
+  const int row_;
+  uint32_t s_parity_ = 0;
+  PhaseCounters final_read_{1};
+  uint32_t ring_ = 0;  // position of the tile's first K block, for element-wise Delta
+};
+
+#endif
+
+}  // namespace mpfa::sm100::prefill
