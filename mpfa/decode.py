@@ -7,23 +7,10 @@ import torch
 
 from mpfa.cache import PagedKVCache
 from mpfa.config import KVCacheConfig
-from mpfa.errors import INT32_MAX, check_int
-from mpfa.planner import PlanRequest
+from mpfa.planning import decode_request
 from mpfa.quantized import QuantizedQuery
 from mpfa.stats import SmoothingStats
-from mpfa.wrapper import (
-    DECODE_PARTITION_TOKENS,
-    KV_BLOCK,
-    MAX_PACKED_HEADS,
-    REFERENCE_NUM_SM,
-    AttentionSpec,
-    AttentionWrapper,
-    check_graph_limits,
-    host_int32,
-    make_spec,
-    partition_tokens,
-    scratch_sections,
-)
+from mpfa.wrapper import AttentionWrapper
 
 
 class BatchDecodeWrapper(AttentionWrapper):
@@ -104,9 +91,7 @@ class BatchDecodeWrapper(AttentionWrapper):
             logits_soft_cap=logits_soft_cap,
             config=config,
             fixed_split_pages=fixed_split_pages,
-            num_sm=REFERENCE_NUM_SM,
-            use_cuda_graph=self._use_cuda_graph,
-            **self._limits,
+            **self._plan_options(),
         )
         self._set_plan(spec, request)
 
@@ -137,73 +122,3 @@ class BatchDecodeWrapper(AttentionWrapper):
             RuntimeError, ValueError, TypeError: as BatchPrefillWrapper.run().
         """
         return self._run(q, cache, stats, sinks, out, lse, return_lse, lse_base)
-
-
-def decode_request(
-    kv_indptr: torch.Tensor,
-    paged_kv_indices: torch.Tensor,
-    paged_kv_last_page_len: torch.Tensor,
-    *,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    num_sm: int,
-    page_size: int | None = None,
-    q_len_per_request: int = 1,
-    causal: bool = True,
-    sm_scale: float | None = None,
-    window_left: int = -1,
-    logits_soft_cap: float | None = 0.0,
-    config: KVCacheConfig | None = None,
-    fixed_split_pages: int | None = None,
-    use_cuda_graph: bool = False,
-    max_batch_size: int | None = None,
-    max_total_qo_len: int | None = None,
-    max_num_pages: int | None = None,
-) -> tuple[AttentionSpec, PlanRequest]:
-    """plan()'s arguments, checked, as the planner takes them; workspace_size() shares this."""
-    check_int("q_len_per_request", q_len_per_request, 1)
-    spec = make_spec(
-        num_qo_heads, num_kv_heads, head_dim, page_size, causal, sm_scale, window_left,
-        logits_soft_cap, config, True,
-    )  # fmt: skip
-    limits = {
-        "max_batch_size": max_batch_size,
-        "max_total_qo_len": max_batch_size if max_total_qo_len is None else max_total_qo_len,
-        "max_num_pages": max_num_pages,
-    }
-    check_graph_limits(use_cuda_graph, limits)
-    kv_host = host_int32("kv_indptr", kv_indptr)
-    batch = max(kv_host.numel() - 1, 0)
-    if batch * q_len_per_request > INT32_MAX:
-        raise ValueError(
-            f"q_len_per_request: the batch may have at most {INT32_MAX} query tokens, got "
-            f"{batch} requests x {q_len_per_request}"
-        )
-    rows, stats_rows = batch * q_len_per_request, 0
-    if use_cuda_graph:
-        rows, stats_rows = limits["max_total_qo_len"], max_batch_size
-    request = PlanRequest(
-        mode="decode",
-        qo_indptr=torch.arange(batch + 1, dtype=torch.int32, device="cpu") * q_len_per_request,
-        kv_indptr=kv_host,
-        kv_indices=host_int32("paged_kv_indices", paged_kv_indices),
-        last_page_len=host_int32("paged_kv_last_page_len", paged_kv_last_page_len),
-        num_qo_heads=num_qo_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        page_size=spec.page_size,
-        causal=causal,
-        window_left=window_left,
-        q_tile_tokens=q_len_per_request,
-        heads_per_group=min(spec.group_size, MAX_PACKED_HEADS),
-        kv_block=KV_BLOCK,
-        partition_tokens=partition_tokens(
-            fixed_split_pages, spec.page_size, DECODE_PARTITION_TOKENS
-        ),
-        num_sm=num_sm,
-        sections=scratch_sections(spec, rows, stats_rows),
-        use_cuda_graph=use_cuda_graph,
-        **(limits if use_cuda_graph else {}),
-    )
-    return spec, request

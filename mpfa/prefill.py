@@ -8,21 +8,11 @@ import torch
 from mpfa.cache import PagedKVCache
 from mpfa.config import KVCacheConfig
 from mpfa.errors import HALF_DTYPES, check_tensor
-from mpfa.planner import PlanRequest
+from mpfa.planning import prefill_request
 from mpfa.quantized import QuantizedKV, QuantizedQuery
 from mpfa.stats import SmoothingStats
-from mpfa.wrapper import (
-    KV_BLOCK,
-    Q_TILE_ROWS,
-    REFERENCE_NUM_SM,
-    AttentionSpec,
-    AttentionWrapper,
-    check_graph_limits,
-    host_int32,
-    make_spec,
-    partition_tokens,
-    scratch_sections,
-)
+from mpfa.workspace import workspace_size
+from mpfa.wrapper import REFERENCE_NUM_SM, AttentionWrapper
 
 
 class BatchPrefillWrapper(AttentionWrapper):
@@ -36,15 +26,20 @@ class BatchPrefillWrapper(AttentionWrapper):
         workspace: contiguous tensor on the device of q and K/V, at least workspace_size() bytes; its
             contents are scratch and need no initialisation. Wrappers whose runs do not overlap in time
             may share one.
-        backend: "auto" or "reference" (CPU tensors).
+        backend: "auto": the kernels of the GPU that holds the workspace, or "reference" for CPU
+            tensors. "sm100" (compute capability 10.x, qk4pv8) and "sm120" (12.x, mxfp8) name the
+            kernels; "sim" runs them on CPU tensors through the PTX simulator, slowly. supports()
+            tells what each one serves in this version.
         use_cuda_graph: fix addresses and sizes by the max_* limits, so that run() can be captured and
-            replayed after a new plan().
+            replayed after a new plan(). run() then takes tensors with more tokens than the plan,
+            which stay untouched in out and lse (docs/planner.md).
         max_batch_size, max_total_qo_len, max_num_pages: limits of every plan() with use_cuda_graph;
             required then. max_num_pages bounds kv_indptr[-1].
 
     Raises:
-        GPUArchitectureError: no backend serves the device.
-        ValueError: unknown backend, missing limits, workspace not contiguous.
+        GPUArchitectureError: no backend, or not the named one, serves the device.
+        ValueError: unknown backend or one without kernels in this version, missing limits, workspace
+            not contiguous.
     """
 
     _operation = "prefill"
@@ -106,9 +101,7 @@ class BatchPrefillWrapper(AttentionWrapper):
             logits_soft_cap=logits_soft_cap,
             config=config,
             fixed_split_pages=fixed_split_pages,
-            num_sm=REFERENCE_NUM_SM,
-            use_cuda_graph=self._use_cuda_graph,
-            **self._limits,
+            **self._plan_options(),
         )
         self._set_plan(spec, request)
 
@@ -130,8 +123,8 @@ class BatchPrefillWrapper(AttentionWrapper):
             q: bf16/fp16 [nnz_qo, Hq, D], any strides with a contiguous last dimension, or a
                 QuantizedQuery made for the same config and stats.
             kv: PagedKVCache (paged plan); (k, v) bf16/fp16 [nnz_kv, Hkv, D] or QuantizedKV (ragged).
-            stats: SmoothingStats of a compensated format, unless bound to the cache. For (k, v) with
-                "mean", None means per-request means of this call.
+            stats: SmoothingStats of a compensated format (refused without compensation), unless
+                bound to the cache. For (k, v) with "mean", None means per-request means of this call.
             sinks: fp32 [Hq], natural-log logits after sm_scale that join the softmax denominator.
             out: result buffer [nnz_qo, Hq, D], bf16/fp16 (or fp32, for tests); default q's dtype.
             lse: buffer for the log-sum-exp, fp32 [nnz_qo, Hq].
@@ -142,81 +135,11 @@ class BatchPrefillWrapper(AttentionWrapper):
             out, or (out, lse). A row without a visible key is 0 with LSE = its sink, else -inf.
 
         Raises:
-            RuntimeError: plan() was not called, or capture without use_cuda_graph.
+            RuntimeError: plan() was not called, capture without use_cuda_graph, or (as SimulationError)
+                a launch that the simulator ended.
             ValueError, TypeError: arguments that disagree with the plan.
         """
         return self._run(q, kv, stats, sinks, out, lse, return_lse, lse_base)
-
-
-def prefill_request(
-    qo_indptr: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    paged_kv_indices: torch.Tensor | None = None,
-    paged_kv_last_page_len: torch.Tensor | None = None,
-    *,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    num_sm: int,
-    page_size: int | None = None,
-    causal: bool = False,
-    sm_scale: float | None = None,
-    window_left: int = -1,
-    logits_soft_cap: float | None = 0.0,
-    config: KVCacheConfig | None = None,
-    fixed_split_pages: int | None = None,
-    use_cuda_graph: bool = False,
-    max_batch_size: int | None = None,
-    max_total_qo_len: int | None = None,
-    max_num_pages: int | None = None,
-) -> tuple[AttentionSpec, PlanRequest]:
-    """plan()'s arguments, checked, as the planner takes them; workspace_size() shares this."""
-    paged = paged_kv_indices is not None
-    if paged and paged_kv_last_page_len is None:
-        raise ValueError("paged_kv_last_page_len: required with paged_kv_indices, got None")
-    if not paged and paged_kv_last_page_len is not None:
-        raise ValueError("paged_kv_indices: required with paged_kv_last_page_len, got None")
-    spec = make_spec(
-        num_qo_heads, num_kv_heads, head_dim, page_size, causal, sm_scale, window_left,
-        logits_soft_cap, config, paged,
-    )  # fmt: skip
-    limits = {
-        "max_batch_size": max_batch_size,
-        "max_total_qo_len": max_total_qo_len,
-        "max_num_pages": max_num_pages,
-    }
-    check_graph_limits(use_cuda_graph, limits)
-    qo_host = host_int32("qo_indptr", qo_indptr)
-    rows = int(qo_host[-1]) if qo_host.numel() else 0
-    stats_rows = 0
-    if use_cuda_graph:
-        rows, stats_rows = max_total_qo_len, max_batch_size
-    request = PlanRequest(
-        mode="prefill",
-        qo_indptr=qo_host,
-        kv_indptr=host_int32("kv_indptr", kv_indptr),
-        kv_indices=host_int32("paged_kv_indices", paged_kv_indices) if paged else None,
-        last_page_len=(
-            host_int32("paged_kv_last_page_len", paged_kv_last_page_len) if paged else None
-        ),
-        num_qo_heads=num_qo_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        page_size=spec.page_size,
-        causal=causal,
-        window_left=window_left,
-        q_tile_tokens=Q_TILE_ROWS,
-        # why: one query head per tile keeps the compensation at one Delta slot plus c channels,
-        # which fits a single K=16 MMA for every c the config allows.
-        heads_per_group=1,
-        kv_block=KV_BLOCK,
-        partition_tokens=partition_tokens(fixed_split_pages, spec.page_size, 0),
-        num_sm=num_sm,
-        sections=scratch_sections(spec, max(rows, 0), stats_rows),
-        use_cuda_graph=use_cuda_graph,
-        **(limits if use_cuda_graph else {}),
-    )
-    return spec, request
 
 
 def single_prefill(
@@ -278,8 +201,6 @@ def single_prefill(
         "logits_soft_cap": logits_soft_cap,
         "config": config,
     }
-    from mpfa.workspace import workspace_size
-
     qo_indptr = torch.tensor([0, q.shape[0]], dtype=torch.int32, device="cpu")
     kv_indptr = torch.tensor([0, k.shape[0]], dtype=torch.int32, device="cpu")
     size = workspace_size(qo_indptr, kv_indptr, num_sm=REFERENCE_NUM_SM, **options)

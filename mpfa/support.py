@@ -3,22 +3,42 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from mpfa.backends import kernels
+from mpfa.backends.kernels import AttentionKernel
 from mpfa.config import (
     COMPENSATIONS,
     FORMATS,
     HEAD_DIMS,
     MAX_CHANNELS,
     PAGE_SIZES,
+    KVCacheConfig,
 )
 from mpfa.errors import HALF_DTYPES, GPUArchitectureError, check_choice, dtype_name
 
-BACKENDS = ("reference",)
-OPERATIONS = ("prefill", "decode", "append")
+if TYPE_CHECKING:
+    from mpfa.planning import AttentionSpec
+
+OPERATIONS = (*kernels.OPERATIONS, "append")
 MIN_CUDA_CAPABILITY = (8, 0)
-# What the FP4/FP8 kernels of the design are for; named in messages, not selectable before they exist.
-PLANNED = {"sm100": "compute capability 10.x", "sm120": "12.x", "sm90": "9.x", "sim": "any CPU"}
+# Every backend there will be, and what it runs on.
+HARDWARE = {
+    "reference": "CPU tensors",
+    **{
+        name: f"compute capability {next(k.major for k in kernels.KERNELS if k.backend == name)}.x"
+        for name in kernels.BACKENDS
+    },
+    "sm90": "compute capability 9.x",
+    "sim": "CPU tensors",
+}
+
+
+def available_backends() -> tuple[str, ...]:
+    """What a wrapper accepts beside "auto"; the others wait for their kernels."""
+    return ("reference", *kernels.ready_backends())
 
 
 def supports(
@@ -43,7 +63,8 @@ def supports(
     """Ask whether mpfa can run something, without running it.
 
     Args:
-        backend_or_device: a backend name ("reference") or a device ("cpu", "cuda:0", torch.device).
+        backend_or_device: a backend name ("reference", "sm100", "sm120", "sim") or a device ("cpu",
+            "cuda:0", torch.device), which stands for the backend that "auto" picks there.
         operation: "prefill", "decode" or "append".
         format, head_dim, page_size, num_qo_heads, num_kv_heads, compensation, channels: as in
             KVCacheConfig; page_size None means ragged.
@@ -59,12 +80,14 @@ def supports(
     """
     check_choice("operation", operation, OPERATIONS)
     reasons: list[str] = []
-    _check_device(backend_or_device, operation, format, reasons)
+    backend = _backend_asked(backend_or_device, operation, format, reasons)
 
     def need(ok: bool, reason: str) -> None:
         if not ok:
             reasons.append(reason)
 
+    if format in FORMATS and not reasons and operation != "append":
+        reasons.extend(_kernel_reasons(backend, operation, format, head_dim, page_size))
     need(format in FORMATS, f"format {format!r}: allowed are {', '.join(FORMATS)}")
     need(head_dim in HEAD_DIMS, f"head_dim {head_dim}: allowed are 64, 128, 256")
     if page_size is not None and format in FORMATS:
@@ -104,22 +127,19 @@ def supports(
     return not reasons, reasons
 
 
-def _check_device(
+def _backend_asked(
     backend_or_device: str | torch.device, operation: str, format: str, reasons: list[str]
-) -> None:
-    """Add the reason why nothing serves the operation on this backend or device, if so."""
+) -> str:
+    """The backend meant; adds the reason why it or the device has no kernel, if so."""
     if isinstance(backend_or_device, str):
-        if backend_or_device in BACKENDS:
-            return
-        if backend_or_device in PLANNED:
-            reasons.append(
-                f"backend {backend_or_device!r}: its kernels are not part of this version of mpfa"
-            )
-            return
+        if backend_or_device in HARDWARE:
+            if not _is_ready(backend_or_device, operation):
+                reasons.append(_not_ready_text(backend_or_device, operation))
+            return backend_or_device
         try:
             device = torch.device(backend_or_device)
         except RuntimeError:
-            known = ", ".join(repr(b) for b in (*BACKENDS, *PLANNED))
+            known = ", ".join(repr(b) for b in HARDWARE)
             raise ValueError(
                 f"backend_or_device: expected a backend ({known}) or a torch device, "
                 f"got {backend_or_device!r}"
@@ -132,14 +152,62 @@ def _check_device(
             f"got {type(backend_or_device).__name__}"
         )
     if device.type == "cpu":
-        return
+        return "reference"
     if device.type == "cuda" and operation == "append":
         reasons.extend(_append_on_cuda(device, format))
-        return
+        return "cuda"
+    found = backend_of_device(device)
+    if found is not None and _is_ready(found, operation):
+        return found
     reasons.append(
         f"device {device}{capability_text(device)}: this version of mpfa has no {operation} kernel for "
         'it; CPU tensors run with backend="reference"'
     )
+    return "reference"
+
+
+def _is_ready(backend: str, operation: str) -> bool:
+    """Whether ``backend`` has a kernel of ``operation`` in this version; the portable kernels write
+    the caches of every backend."""
+    if backend == "reference":
+        return True
+    if operation == "append":
+        return backend in kernels.ready_backends()
+    return any(
+        kernel.ready and kernel.operation == operation and backend in (kernel.backend, "sim")
+        for kernel in kernels.KERNELS
+    )
+
+
+def _not_ready_text(backend: str, operation: str) -> str:
+    kind = "kernels are" if operation == "append" else f"{operation} kernel is"
+    return f"backend {backend!r}: its {kind} not part of this version of mpfa"
+
+
+def _kernel_reasons(
+    backend: str, operation: str, format: str, head_dim: int, page_size: int | None
+) -> list[str]:
+    """Why the kernel of ``backend`` does not read this cache, beyond what the format itself says."""
+    if backend == "reference":
+        return []
+    kernel = _kernel_of(backend, operation, format)
+    if kernel is None:
+        read = [
+            k.format
+            for k in kernels.KERNELS
+            if k.ready and k.operation == operation and backend in (k.backend, "sim")
+        ]
+        return [f"format {format!r}: {operation} on {backend!r} reads {', '.join(read)}"]
+    reasons = kernels.feature_refusals(kernel, head_dim, page_size)
+    common = {"head_dim": head_dim in HEAD_DIMS, "page_size": page_size in PAGE_SIZES[format]}
+    return [r for r in reasons if common[r.split(" ", 1)[0]]]
+
+
+def _kernel_of(backend: str, operation: str, format: str) -> AttentionKernel | None:
+    kernel = kernels.find_kernel(operation, format=format)
+    if kernel is None or not kernel.ready or backend not in (kernel.backend, "sim"):
+        return None
+    return kernel
 
 
 def _append_on_cuda(device: torch.device, format: str) -> list[str]:
@@ -156,32 +224,96 @@ def _append_on_cuda(device: torch.device, format: str) -> list[str]:
     return reasons
 
 
+def backend_of_device(device: torch.device) -> str | None:
+    """The backend for the GPU's generation, whether or not its kernels are ready."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return kernels.backend_of_major(torch.cuda.get_device_capability(device)[0])
+
+
 def resolve_backend(backend: str, device: torch.device, operation: str) -> str:
     """The backend a wrapper uses for tensors on ``device``; decided at construction.
 
     Raises:
-        ValueError: unknown backend name, or one whose kernels this version does not have.
-        GPUArchitectureError: no backend serves this device.
+        ValueError: unknown backend name, one whose kernels this version does not have, or "sim"
+            with tensors that are not on the CPU.
+        GPUArchitectureError: no backend, or not the one that was named, serves this device.
     """
-    if backend in PLANNED:
+    choices = ("auto", *available_backends())
+    if isinstance(backend, str) and backend in HARDWARE and not _is_ready(backend, operation):
+        listed = ", ".join(repr(c) for c in choices)
         raise ValueError(
-            f"backend: {backend!r} ({PLANNED[backend]}) is not part of this version of mpfa; "
-            "available: 'auto', 'reference'"
+            f"backend: {backend!r} ({HARDWARE[backend]}) is not part of this version of mpfa for "
+            f"{operation}; available: {listed}"
         )
-    check_choice("backend", backend, ("auto", *BACKENDS))
-    require_reference_device(operation, device)
-    return "reference"
+    check_choice("backend", backend, choices)
+    if backend == "sim":
+        if device.type != "cpu":
+            raise ValueError(
+                f"backend: 'sim' runs kernels on CPU tensors, workspace is on {device}"
+            )
+        return backend
+    if backend in ("auto", "reference"):
+        found = backend_of_device(device) if backend == "auto" else None
+        if found is not None and _is_ready(found, operation):
+            return found
+        require_reference_device(operation, device)
+        return "reference"
+    if backend_of_device(device) != backend:
+        raise GPUArchitectureError(
+            f"{operation}: backend {backend!r} needs {HARDWARE[backend]}, got device "
+            f'{device}{capability_text(device)}; CPU tensors run with backend="reference", and '
+            'this backend\'s kernels with "sim"'
+        )
+    return backend
+
+
+def require_plan(backend: str, operation: str, spec: AttentionSpec) -> None:
+    """ValueError when the backend has no kernel for what plan() was told."""
+    if backend == "reference":
+        return
+    format = None if spec.config is None else spec.config.format
+    if format is None:
+        kernel = kernels.find_kernel(operation, backend=backend)
+        if kernel is None:  # "sim" learns the format from run()
+            return
+        format = kernel.format
+    _raise_reasons(backend, operation, format, spec)
+
+
+def require_run(
+    backend: str, operation: str, spec: AttentionSpec, config: KVCacheConfig, planned: str
+) -> None:
+    """The same for a format that only run() has told; ``planned`` is what plan() assumed."""
+    if spec.config is not None:
+        return
+    _raise_reasons(backend, operation, config.format, spec)
+    if config.format != planned:
+        raise ValueError(
+            f"config: plan() without a config was cut for {planned!r}, run() got {config.format!r}; "
+            "pass config to plan()"
+        )
+
+
+def _raise_reasons(backend: str, operation: str, format: str, spec: AttentionSpec) -> None:
+    reasons = _kernel_reasons(backend, operation, format, spec.head_dim, spec.page_size)
+    if reasons:
+        raise ValueError(
+            f"{'; '.join(reasons)} (mpfa.supports() lists what each backend serves; CPU tensors of "
+            'every format run with backend="reference")'
+        )
 
 
 def require_reference_device(operation: str, device: torch.device) -> None:
-    """Only CPU tensors are served by this version; say so instead of falling back silently."""
+    """Tensors that no kernel of this version serves; say so instead of falling back silently."""
     if device.type == "cpu":
         return
     kind = operation if operation in OPERATIONS else "append"
     _, reasons = supports(device, operation=kind, page_size=16)
+    told = "; ".join(reasons) if reasons else 'backend "reference" takes CPU tensors only'
     raise GPUArchitectureError(
         f"{operation}: no kernel for device {device}{capability_text(device)}; mpfa.supports() says: "
-        f'{"; ".join(reasons)}. Move the tensors to the CPU and use backend="reference"'
+        f'{told}. Move the tensors to the CPU and use backend="reference"'
     )
 
 

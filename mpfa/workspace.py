@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import torch
 
-from mpfa.decode import decode_request
 from mpfa.errors import check_int
 from mpfa.planner import scratch_bytes
-from mpfa.prefill import prefill_request
+from mpfa.planning import decode_request, prefill_request
 
 _DECODE_ARGUMENTS = ("kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
 
 
 def workspace_size(*plan_args: torch.Tensor | None, num_sm: int, **plan_options: object) -> int:
-    """Bytes of workspace that plan() with the same arguments needs.
+    """Bytes of workspace that plan() with the same arguments needs, on every backend.
 
     Args:
         plan_args, plan_options: the arguments of BatchPrefillWrapper.plan() (2 or 4 index tensors,
@@ -32,8 +31,13 @@ def workspace_size(*plan_args: torch.Tensor | None, num_sm: int, **plan_options:
     check_int("num_sm", num_sm, 1)
     is_prefill = _starts_with_qo_indptr(plan_args, plan_options)
     build = prefill_request if is_prefill else decode_request
-    _, request = build(*plan_args, num_sm=num_sm, **plan_options)
-    return max(scratch_bytes(request), 1)
+    # Without a config the plan may be cut for the kernel of either low-bit format.
+    formats = ("qk4pv8", "mxfp8") if plan_options.get("config") is None else (None,)
+    sizes = []
+    for tile_format in formats:
+        _, request = build(*plan_args, num_sm=num_sm, tile_format=tile_format, **plan_options)
+        sizes.append(scratch_bytes(request))
+    return max(1, *sizes)
 
 
 def _starts_with_qo_indptr(args: tuple[object, ...], options: dict[str, object]) -> bool:

@@ -20,6 +20,7 @@ from torch import Tensor
 from mpfa.cache import PagedKVCache
 from mpfa.config import COMPENSATION_SLOTS, MX_BLOCK, NVFP4_BLOCK, KVCacheConfig
 from mpfa.errors import GPUArchitectureError
+from mpfa.planning import mean_slices as num_slices
 from mpfa.quantized import QuantizedKV, QuantizedQuery, ragged_v_scale_rows
 from mpfa.stats import SmoothingStats
 from mpfa.support import MIN_CUDA_CAPABILITY
@@ -154,6 +155,21 @@ def _combine_partials(
     )
 
 
+@_op(
+    "combine_plan(Tensor partial_o, Tensor partial_lse, Tensor header, Tensor merge_indptr, "
+    "Tensor? row_term, Tensor(a!) out, Tensor(b!) lse, Tensor? sinks, float sm_scale, "
+    "float logits_soft_cap, bool pdl) -> ()"
+)
+def _combine_plan(
+    partial_o, partial_lse, header, merge_indptr, row_term, out, lse, sinks, sm_scale,
+    logits_soft_cap, pdl,
+) -> None:  # fmt: skip
+    _module("combine").run(
+        partial_o, partial_lse, header, merge_indptr, row_term, out, lse, sinks, sm_scale,
+        logits_soft_cap, pdl,
+    )  # fmt: skip
+
+
 @_op("merge_base2(Tensor v, Tensor lse, Tensor(a!) out, Tensor(b!) lse_out, bool pdl) -> ()")
 def _merge_base2(v, lse, out, lse_out, pdl) -> None:
     _module("combine").merge_states(v, lse, out, lse_out, pdl)
@@ -199,7 +215,7 @@ def _aligned_mean(mean: Tensor) -> Tensor:
     return mean if ok else mean.contiguous()
 
 
-def _statistics(config: KVCacheConfig, stats: SmoothingStats | None):
+def statistics(config: KVCacheConfig, stats: SmoothingStats | None):
     """(q_mean, k_mean, channel_index) as far as ``config`` uses them."""
     means = (None, None)
     if config.uses_mean:
@@ -240,7 +256,7 @@ def append(
         )  # fmt: skip
     elif config.format == "qk4pv8":
         torch.ops.mpfa.append_qk4pv8(
-            k, v, q, slot_mapping, rows, *_statistics(config, stats), cache.k, cache.k_scale,
+            k, v, q, slot_mapping, rows, *statistics(config, stats), cache.k, cache.k_scale,
             cache.v, cache.aux_delta, cache.aux_channels, *out, config.num_qo_heads,
             config.four_over_six, pdl,
         )  # fmt: skip
@@ -270,7 +286,7 @@ def quantize_query(
         torch.ops.mpfa.quantize_query_mxfp8(q, query.q, query.q_scale, pdl)
     else:
         torch.ops.mpfa.quantize_query_qk4pv8(
-            q, rows, indptr, *_statistics(config, stats), query.q, query.q_scale, query.a_comp,
+            q, rows, indptr, *statistics(config, stats), query.q, query.q_scale, query.a_comp,
             query.row_term, config.num_kv_heads, config.four_over_six, pdl,
         )  # fmt: skip
     return query
@@ -316,7 +332,7 @@ def quantize_kv(
     if config.uses_channels:
         channels = empty((tokens, heads, config.channels), torch.bfloat16)
     torch.ops.mpfa.quantize_kv_qk4pv8(
-        k, v, indptr_device, *_statistics(config, stats), k_out, k_scale, v_out, delta, channels,
+        k, v, indptr_device, *statistics(config, stats), k_out, k_scale, v_out, delta, channels,
         config.num_qo_heads, config.four_over_six, pdl,
     )  # fmt: skip
     return QuantizedKV(k_out, k_scale, v_out, None, delta, channels, indptr, config, stats)
@@ -345,12 +361,6 @@ def segment_mean(
     return mean
 
 
-def num_slices(num_tokens: int, num_requests: int) -> int:
-    """Slices of a request in the scratch of :func:`segment_mean`."""
-    average = num_tokens // num_requests if num_requests else 0
-    return min(max(-(-average // 256), 1), 256)
-
-
 def combine(
     o: Tensor,
     lse: Tensor,
@@ -374,6 +384,31 @@ def combine(
     torch.ops.mpfa.combine_partials(
         o, lse, merge_indptr, states_per_partition, out, lse_out, row_term, row_scale, sinks, pdl
     )
+
+
+def combine_plan(
+    partial_o: Tensor,
+    partial_lse: Tensor,
+    header: Tensor,
+    merge_indptr: Tensor,
+    row_term: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    sinks: Tensor | None,
+    sm_scale: float,
+    logits_soft_cap: float,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Last step of a planned run: finish the tokens that have partial rows, in ``out`` and ``lse``.
+
+    header and merge_indptr are the plan's metadata; tokens beyond its own and those with one
+    partition are left alone. Without a soft cap row_term fp32 [T, H] enters the LSE times sm_scale.
+    """
+    torch.ops.mpfa.combine_plan(
+        partial_o, partial_lse, header, merge_indptr, row_term, out, lse, sinks, sm_scale,
+        logits_soft_cap, pdl,
+    )  # fmt: skip
 
 
 def merge_base2(v: Tensor, lse: Tensor, *, pdl: bool = False) -> tuple[Tensor, Tensor]:

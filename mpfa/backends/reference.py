@@ -124,13 +124,29 @@ def _smoothing(
     }
 
 
+def request_means(plan: Plan, inputs) -> SmoothingStats:
+    """Per-request means of raw q and k (paper equation 7)."""
+    return SmoothingStats.from_tensors(
+        inputs.q[: plan.nnz_qo],
+        inputs.kv[0][: plan.nnz_kv],
+        plan.qo_indptr,
+        kv_indptr=plan.kv_indptr,
+    )
+
+
 class ReferenceRun:
-    """One run(): operands on one side, the uploaded plan on the other."""
+    """One run(): operands on one side, the uploaded plan on the other.
+
+    The plan says how the work is cut, whatever backend it was made for, so the same plan, spec and
+    inputs replay what a kernel does (tests/api/test_sim_backend.py compares them).
+    """
 
     def __init__(self, spec, plan: Plan, metadata: torch.Tensor, workspace: torch.Tensor, inputs):
         self.spec, self.plan, self.workspace, self.inputs = spec, plan, workspace, inputs
         self.config: KVCacheConfig = inputs.config
         self.stats = inputs.stats
+        if self.config.needs_stats and self.stats is None:
+            self.stats = request_means(plan, inputs)
         batch, heads = plan.batch_size, spec.num_qo_heads
         # Everything below is read back from the uploaded metadata, as a kernel would read it.
         self.items = plan.metadata_view(metadata, "items").view(-1, 8)
@@ -152,11 +168,12 @@ class ReferenceRun:
 
     def _prepare_query(self) -> QueryOperands:
         """The query of the whole batch, quantised into the workspace, then dequantised."""
-        q = self.inputs.q
+        q, tokens = self.inputs.q, self.plan.nnz_qo
         if self.config.format == "bf16":
-            ref.require_finite("q", q)
-            return QueryOperands(q.float())
+            ref.require_finite("q", q[:tokens])
+            return QueryOperands(q[:tokens].float())
         if not isinstance(q, QuantizedQuery):
+            q = q[:tokens]
             rows = None
             if self.stats is not None and not self.stats.is_static:
                 rows = request_rows(self.qo_indptr)
@@ -168,6 +185,7 @@ class ReferenceRun:
             if tensor is None:
                 stored[name] = None
                 continue
+            tensor = tensor[:tokens]
             view = self.plan.scratch(self.workspace, name, tensor.dtype)[: tensor.numel()]
             stored[name] = view.view(tensor.shape)
             stored[name].view(torch.uint8).copy_(tensor.contiguous().view(torch.uint8))
@@ -182,6 +200,8 @@ class ReferenceRun:
         kv = self.inputs.kv
         if not isinstance(kv, tuple):
             return
+        # A graph's tensors may hold more tokens than this plan.
+        kv = self.inputs_kv = tuple(t[: self.plan.nnz_kv] for t in kv)
         if self.config.format == "bf16":
             ref.require_finite("k", kv[0])
             ref.require_finite("v", kv[1])
@@ -311,8 +331,8 @@ class ReferenceRun:
             keep = torch.where(lse == -torch.inf, 0.0, exp2_rounded(lse - with_sink))
             out = out * keep.unsqueeze(-1)
             lse = with_sink
-        self.inputs.out.copy_(out)
-        self.inputs.lse.copy_(lse)
+        self.inputs.out[: self.plan.nnz_qo].copy_(out)
+        self.inputs.lse[: self.plan.nnz_qo].copy_(lse)
 
 
 def run(spec, plan: Plan, metadata: torch.Tensor, workspace: torch.Tensor, inputs) -> None:

@@ -388,6 +388,46 @@ def test_graph_mode_with_per_request_stats_and_ragged_kv() -> None:
         wrapper.plan(offsets([4, 6]), offsets([20, 45]), **options)
 
 
+@pytest.mark.parametrize(
+    "format,compensation", [("bf16", "none"), ("qk4pv8", "mean"), ("mxfp8", "none")]
+)
+def test_graph_tensors_may_hold_more_tokens_than_the_plan(format, compensation) -> None:
+    """Captured tensors have the size of the largest plan; the rows of this plan come first."""
+    batch = make_batch([4, 6], [20, 30], 4, 2, 64, seed=3)
+    config = config_for(batch, format, compensation)
+    args = (offsets([4, 6]), offsets([20, 30]))
+    options = {**batch.heads, "config": config}
+    graph = {
+        "use_cuda_graph": True,
+        "max_batch_size": 3,
+        "max_total_qo_len": 16,
+        "max_num_pages": 64,
+    }
+    plain = mpfa.BatchPrefillWrapper(fresh(mpfa.workspace_size(*args, num_sm=148, **options)))
+    plain.plan(*args, **options)
+    want, want_lse = plain.run(batch.query, batch.kv, return_lse=True)
+
+    def padded(t: torch.Tensor, rows: int) -> torch.Tensor:
+        return torch.cat([t, t.new_full((rows - t.shape[0], *t.shape[1:]), torch.nan)])
+
+    size = mpfa.workspace_size(*args, num_sm=148, **options, **graph)
+    wrapper = mpfa.BatchPrefillWrapper(fresh(size), **graph)
+    wrapper.plan(*args, **options)
+    q, kv = padded(batch.query, 16), tuple(padded(t, 64) for t in batch.kv)
+    out = torch.full(q.shape, 3.0, dtype=torch.bfloat16)
+    lse = torch.full(q.shape[:2], 3.0)
+    wrapper.run(q, kv, out=out, lse=lse)
+    assert_same_bits(out[:10], want)
+    assert_same_bits(lse[:10], want_lse)
+    assert (out[10:] == 3.0).all() and (lse[10:] == 3.0).all()
+    with pytest.raises(ValueError, match=r"q: shape must be \[16, 4, 64\], got \[17, 4, 64\]"):
+        wrapper.run(padded(batch.query, 17), kv)
+    with pytest.raises(ValueError, match=r"q: shape must be \[10, 4, 64\], got \[16, 4, 64\]"):
+        plain.run(q, batch.kv)
+    with pytest.raises(ValueError, match=r"k: shape must be \[64, 2, 64\], got \[65, 2, 64\]"):
+        wrapper.run(q, tuple(padded(t, 65) for t in batch.kv))
+
+
 def test_plan_summary_and_work_list() -> None:
     cls, args, options, *_ = setup("prefill")
     wrapper = cls(fresh(mpfa.workspace_size(*args, num_sm=148, **options)))
