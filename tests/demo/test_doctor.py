@@ -34,7 +34,9 @@ def test_report_in_this_process_names_everything():
     assert {("machine", "GPU"), ("machine", "driver"), ("toolchain", "nvcc")} <= found
     assert {("versions", "nvidia-cutlass"), ("versions", "apache-tvm-ffi")} <= found
     assert {("cache", "folder"), ("planner", "module")} <= found
-    assert {("backends", name) for name in ("reference", "sm100", "sm120", "sm90")} <= found
+    assert {("backends", name) for name in ("reference", "sim", "sm100", "sm120")} <= found
+    texts = {c.name: c.value for c in checks if c.section == "backends"}
+    assert "prefill of mxfp8" in texts["sm120"] and "compute capability 12.x" in texts["sm120"]
     assert doctor.reference_works(checks)
     report = doctor.format_report(checks)
     for check in checks:
