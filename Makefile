@@ -25,9 +25,10 @@ test: lint $(CUDA_STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
 
 # The first run builds ten CUTLASS examples for the simulator, one at a time (about 20 minutes);
-# some of them need curand's headers.
+# some of them need curand's headers. Tests of the machine code need a disassembler.
 test-all: lint $(CUDA_STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nvidia-curand
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nvidia-curand \
+		nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not gpu"
 
 # On a machine with an NVIDIA GPU and a CUDA build of torch.

@@ -16,8 +16,8 @@ from mpfa.backends import kernels
 from mpfa.jit import cuda, quant
 from mpfa.jit.spec import CudaSpec
 
-# What the simulator plays: the targets that the kernels' PTX is written for.
-SIM_ARCHS = "10.0a 12.0a"
+# What the simulator plays. why the family targets: one PTX serves 10.0 and 10.3, another 12.0 and 12.1.
+SIM_ARCHS = "10.0f 12.0f"
 SIM_DEVICES = {10: "10.0", 12: "12.0"}
 _SOURCES = {
     "mpfa_sm120_prefill": ("sm120_prefill.cu",),
@@ -88,7 +88,7 @@ def _open_simulated(spec: CudaSpec) -> Any:
     targets = {int(major) for major, _ in core.current_compilation_context.TARGET_CUDA_ARCHS}
     if not targets & set(spec.majors):
         raise cuda.CudaToolkitError(
-            f"{cuda.ARCH_VARIABLE} has no {spec.majors[0]}.0a: the simulator runs {spec.name} from "
+            f"{cuda.ARCH_VARIABLE} has no {spec.majors[0]}.x: the simulator runs {spec.name} from "
             f'the PTX of that architecture; set it to "{SIM_ARCHS}" or leave it unset'
         )
     cuda.load(quant.COMBINE, SIM_ARCHS)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import mpfa
+from mpfa.backends import kernels
 
 pytestmark = pytest.mark.gpu
 
@@ -96,13 +97,15 @@ def test_statistics_and_merge() -> None:
 
 
 def test_what_has_no_kernel_says_so() -> None:
-    workspace = torch.empty(1 << 20, dtype=torch.uint8, device=DEVICE)
-    with pytest.raises(mpfa.GPUArchitectureError, match="prefill: no kernel for device cuda:0"):
-        mpfa.BatchPrefillWrapper(workspace)
+    major = torch.cuda.get_device_capability(DEVICE)[0]
+    if kernels.backend_of_major(major) is None:
+        workspace = torch.empty(1 << 20, dtype=torch.uint8, device=DEVICE)
+        with pytest.raises(mpfa.GPUArchitectureError, match="prefill: no kernel for device cuda:0"):
+            mpfa.BatchPrefillWrapper(workspace)
+        assert not mpfa.supports(DEVICE, operation="decode", page_size=16)[0]
     cache = mpfa.PagedKVCache.allocate(mpfa.KVCacheConfig("bf16", 2, 64, 16, 2), 1, DEVICE)
     k = torch.zeros(1, 2, 64, dtype=torch.bfloat16, device=DEVICE)
     with pytest.raises(mpfa.GPUArchitectureError, match="'bf16'"):
         mpfa.append_paged_kv_cache(k, k, cache, torch.zeros(1, dtype=torch.int64, device=DEVICE))
     assert mpfa.supports(DEVICE, operation="append", page_size=16)[0]
     assert not mpfa.supports(DEVICE, operation="append", format="bf16", page_size=16)[0]
-    assert not mpfa.supports(DEVICE, operation="decode", page_size=16)[0]

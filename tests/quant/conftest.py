@@ -17,6 +17,7 @@ def simulated():
     from mpfa import sim
     from mpfa.jit import cuda as jit
     from mpfa.jit import quant, toolkit
+    from mpfa.jit.attention import SIM_ARCHS
 
     if toolkit.find_toolkit() is None:
         pytest.skip(toolkit.missing_text())
@@ -24,7 +25,7 @@ def simulated():
         simulator = sim.simulator()
     except RuntimeError as error:
         pytest.skip(f"the simulator cannot run in this process: {error}")
-    os.environ.setdefault(jit.ARCH_VARIABLE, " ".join(f"{t}a" for t in TARGETS))
+    os.environ.setdefault(jit.ARCH_VARIABLE, SIM_ARCHS)
     for spec in quant.ALL:
         jit.load(spec)
     return simulator

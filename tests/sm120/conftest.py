@@ -14,7 +14,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 HEAD_DIMS = (64, 128)
-ARCH = "12.0f"
 # why a process of its own: flashinfer reads the architecture list once, when it is imported, and
 # other tests of this process have other targets.
 _BUILD = """
@@ -30,11 +29,11 @@ print(json.dumps(paths))
 @pytest.fixture(scope="session")
 def libraries() -> dict[int, Path]:
     """Path of the built module of each head dimension."""
-    from mpfa.jit import toolkit
+    from mpfa.jit import attention, toolkit
 
     if toolkit.find_toolkit() is None:
         pytest.skip(toolkit.missing_text())
-    env = os.environ | {"FLASHINFER_CUDA_ARCH_LIST": ARCH}
+    env = os.environ | {"FLASHINFER_CUDA_ARCH_LIST": attention.SIM_ARCHS}
     root = str(Path(__file__).parents[2])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
     done = subprocess.run(

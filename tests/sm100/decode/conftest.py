@@ -15,7 +15,6 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "sm120")]
 
-ARCH = "10.0f"
 # why a process of its own: flashinfer reads the architecture list once, when it is imported, and
 # other tests of this process have other targets.
 _BUILD = """
@@ -34,12 +33,12 @@ print(json.dumps({name: str(cuda.build(spec)) for name, spec in specs.items()}))
 @pytest.fixture(scope="session")
 def libraries() -> dict[str, Path]:
     """Path of each built module: "64", "128", "combine" and "rows" (the variant)."""
-    from mpfa.jit import toolkit
+    from mpfa.jit import attention, toolkit
 
     if toolkit.find_toolkit() is None:
         pytest.skip(toolkit.missing_text())
     root = str(Path(__file__).parents[3])
-    env = os.environ | {"FLASHINFER_CUDA_ARCH_LIST": ARCH}
+    env = os.environ | {"FLASHINFER_CUDA_ARCH_LIST": attention.SIM_ARCHS}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-c", _BUILD], env=env, capture_output=True, text=True, check=False
