@@ -65,6 +65,9 @@ void set_stats(const Call& call, Qk4pv8Params& p, const OptionalTensor& q_mean,
     p.k_mean = mean_view(call, "k_mean", k_mean.value(), p.num_kv_heads, dim, &p.map.num_rows);
     p.q_mean = mean_view(call, "q_mean", q_mean.value(), q_heads, dim, &q_rows);
     require_value(q_rows == p.map.num_rows, "q_mean", q_rows, "of as many rows as k_mean");
+    // why: skipped tokens read row 0.
+    require(p.map.num_rows > 0 || p.map.num_tokens == 0, "k_mean", k_mean.value(),
+            "of at least one row (request) when there are tokens");
     p.per_request = k_mean.value().ndim() == 3;
     if (p.per_request) {
       if (rows.has_value()) {
@@ -172,7 +175,7 @@ void quantize_kv(const TensorView& k, const TensorView& v, const OptionalTensor&
   const Call call(k);
   Qk4pv8Params p;
   const int64_t tokens = p.map.num_tokens = token_count("k", k);
-  const int64_t heads = k.size(1), dim = k.size(2);
+  const int64_t heads = k.size(1), dim = check_dim(k);
   p.map.num_slots = tokens;
   set_heads(p, num_qo_heads, heads, true, false);
   p.k = token_view(call, "k", k, tokens, heads, dim);

@@ -35,9 +35,11 @@ def append_paged_kv_cache(
             appends gives the bytes of one whole append. Writing into a block that is no longer the
             page's last one is not possible.
         stats: SmoothingStats when cache.config.compensation is not "none" and none is bound.
-        batch_indices: int32 [T], row of per-request stats of each token; required then.
+        batch_indices: int32 [T], row of per-request stats of each token, at least 0 and below their
+            number of rows except for skipped tokens; required then.
         q: bf16/fp16 [T, Hq, D]; when given, the same call also quantises the queries
-            (paper section 6), those of skipped tokens too (NaN and Inf count as 0 there).
+            (paper section 6), those of skipped tokens too (with row 0 of per-request stats; NaN and
+            Inf count as 0 there).
 
     Returns:
         QuantizedQuery if q was given, else None.
@@ -49,8 +51,9 @@ def append_paged_kv_cache(
             or a bf16 cache on CUDA (no kernel writes it).
 
     On CUDA this is one launch on the current stream without synchronisation, so values are not
-    checked: an out-of-range slot is skipped as a negative one is, and NaN or Inf give undefined codes.
-    k, v and q must then share one dtype.
+    checked: an out-of-range slot, or a row in batch_indices that does not exist, skips the token as a
+    negative slot does, and NaN or Inf give undefined codes. k, v and q must
+    then share one dtype.
     """
     if not isinstance(cache, PagedKVCache):
         raise TypeError(f"cache: expected PagedKVCache, got {type(cache).__name__}")

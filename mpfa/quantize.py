@@ -30,7 +30,8 @@ def quantize_query(
     Raises:
         ValueError: wrong shape, dtype, device or stride, missing stats or batch_indices, NaN/Inf.
         GPUArchitectureError: neither CPU tensors nor a CUDA GPU of compute capability 8.0 or later.
-            On CUDA values are not checked (no synchronisation).
+            On CUDA values are not checked (no synchronisation): a token whose row in batch_indices
+            does not exist is quantised with row 0, NaN and Inf counting as 0.
     """
     check_is_config(config)
     check_tensor("q", q, shape=("nnz", config.num_qo_heads, config.head_dim), dtype=HALF_DTYPES)

@@ -261,6 +261,10 @@ def resolve_stats(
     check_tensor(
         "batch_indices", batch_indices, shape=(num_tokens,), dtype=torch.int32, device=device
     )
+    if stats.batch_size == 0 and num_tokens:
+        raise ValueError(
+            f"stats: per-request statistics must have at least one row for {num_tokens} tokens, got 0"
+        )
     if device.type == "cpu" and num_tokens:
         low, high = int(batch_indices.min()), int(batch_indices.max())
         if low < 0 or high >= stats.batch_size:

@@ -55,6 +55,22 @@ def check_means(
     return faults
 
 
+def check_skewed_means(device: torch.device, backend) -> list[str]:
+    """One long request among empty ones is a single slice, whose rounding errors all have one sign:
+    without folding the sum is off by 24."""
+    tokens, requests = 1 << 16, 400
+    x = torch.full((tokens, 1, 8), 0.5 + 2.0**-11)
+    x[0] = 2.0**24
+    x[1, 0, 4:] = 0.25
+    indptr = torch.tensor([0, *[tokens] * requests], dtype=torch.int32)
+    assert backend.num_slices(tokens, requests) == 1
+    want = SmoothingStats.from_tensors(x, x, indptr).k_mean
+    got = backend.segment_mean(x.to(device), indptr.to(device)).cpu()
+    if torch.equal(_bits(got), _bits(want)):
+        return []
+    return [f"skewed means: {got[0].tolist()}, expected {want[0].tolist()}"]
+
+
 def _states(rows: int, heads: int, dim: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     gen = torch.Generator().manual_seed(seed)
     v = torch.randn(rows, heads, dim, generator=gen)
@@ -151,6 +167,7 @@ def checks(small: bool = False) -> list[tuple[str, Check]]:
         for finish in (False, True):
             add(f"combine-{i}-{finish}", check_combine, [3, 0, 1, 8, 17], 1 + i, 3,
                 (256, 64, 128)[i], dtype, finish)  # fmt: skip
+    add("means-skewed", check_skewed_means)
     add("combine-many", check_combine, [300, 2, 0, 600], 1, 2, 64, torch.float32, False)
     add("combine-4-states", check_combine, [2, 3, 70], 4, 2, 128, torch.bfloat16, True)
     if not small:

@@ -4,14 +4,17 @@
 The ops are ``torch.ops.mpfa.*`` with fake implementations, so torch.compile traces through them.
 They run on the current stream of their tensors' device, never synchronise, allocate nothing
 (outputs are arguments) and can be captured into a CUDA graph once their module is loaded. Values
-on the device are not inspected: a slot past the last page is skipped like a negative one, and a
-NaN or infinity in the input gives unspecified codes in its own block.
+on the device are not inspected. A slot past the last page is skipped like a negative one; a row of
+batch_indices that does not exist skips the token's K and V too. NaN or infinity gives unspecified
+codes for its token (mxfp8: for its 32-token block of V).
 
 Arguments were checked by the public functions; the bindings check again what memory safety needs.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from mpfa.config import COMPENSATION_SLOTS, MX_BLOCK, NVFP4_BLOCK, KVCacheConfig
 from mpfa.errors import GPUArchitectureError
 from mpfa.planning import mean_slices as num_slices
 from mpfa.quantized import QuantizedKV, QuantizedQuery, ragged_v_scale_rows
+from mpfa.sim.build import SONAME
 from mpfa.stats import SmoothingStats
 from mpfa.support import MIN_CUDA_CAPABILITY
 
@@ -41,18 +45,36 @@ def _module(name: str) -> Any:
     return getattr(quant, name)()
 
 
+def _runtime_is_simulated() -> bool:
+    """Is the loaded libcudart, which the modules bind to, the simulator's?"""
+    try:
+        runtime = ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD)
+    except OSError:  # none is loaded
+        return False
+    return hasattr(runtime, "ptxsim_set")
+
+
 def _op(schema: str):
     """Define ``mpfa::<name>`` with its implementation and a fake one; all ops return ().
 
-    Host tensors reach the same bindings: in a process whose CUDA runtime is the simulator's they
-    run there, in any other the launch fails with an error.
+    Host tensors reach the same bindings in a process whose CUDA runtime is the simulator's, and are
+    refused in any other: a GPU would take their addresses for its own.
     """
 
     def register(implementation):
         name = schema.split("(", 1)[0]
+
+        def on_host(*args) -> None:
+            if not _runtime_is_simulated():
+                raise ValueError(
+                    f"{name}: tensors must be on a CUDA device, got cpu; only the simulator "
+                    "(mpfa.sim) takes host tensors, and it is not this process's CUDA runtime"
+                )
+            implementation(*args)
+
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for key in ("CUDA", "CPU"):
-            _LIBRARY.impl(name, implementation, key)
+        _LIBRARY.impl(name, implementation, "CUDA")
+        _LIBRARY.impl(name, on_host, "CPU")
         torch.library.register_fake(f"mpfa::{name}", lambda *args: None, lib=_LIBRARY)
         return implementation
 
@@ -212,7 +234,8 @@ def empty_query(
 def _aligned_mean(mean: Tensor) -> Tensor:
     """``mean`` itself, or a copy where a view's heads are not 16-byte aligned."""
     ok = mean.storage_offset() % 4 == 0 and all(s % 4 == 0 for s in mean.stride()[:-1])
-    return mean if ok else mean.contiguous()
+    # why clone: contiguous() of a contiguous view that starts off a boundary is that view.
+    return mean if ok else mean.clone(memory_format=torch.contiguous_format)
 
 
 def statistics(config: KVCacheConfig, stats: SmoothingStats | None):
@@ -344,8 +367,8 @@ def segment_mean(
     """fp32 [B, H, D] means of the tokens of each request; x bf16/fp16/fp32 [T, H, D], indptr int32
     [B+1] on x's device.
 
-    Deterministic; the sum carries about 48 bits, so a result is the correctly rounded mean except
-    within 2^-44 * mean(|x|) of a rounding boundary. ``partial``: fp32 scratch
+    Deterministic. A result is the correctly rounded mean, except where the mean of a request of n
+    tokens lies within (2^-36 + n * 2^-52) * mean(|x|) of a rounding boundary. ``partial``: fp32 scratch
     [B, num_slices(T, B), H*D, 2].
     """
     tokens, heads, d = x.shape

@@ -448,3 +448,36 @@ def test_skipped_tokens_do_not_shift_per_request_rows() -> None:
     slots = torch.cat([torch.full((10,), -1), slots])
     mpfa.append_paged_kv_cache(k, v, cache, slots, stats=stats, batch_indices=rows)
     same_bytes(want, cache)
+
+
+def test_per_request_stats_without_a_row() -> None:
+    batch, _, cache = per_request_setup()
+    none = mpfa.SmoothingStats(torch.zeros(0, 4, 64), torch.zeros(0, 2, 64))
+    before = snapshot(cache)
+    rows = int32([0] * 70)
+    match = "stats: per-request statistics must have at least one row for 70 tokens, got 0"
+    with pytest.raises(ValueError, match=match):
+        mpfa.append_paged_kv_cache(
+            *batch.kv, cache, torch.arange(70), stats=none, batch_indices=rows
+        )
+    with pytest.raises(ValueError, match=match):
+        mpfa.quantize_query(batch.query, cache.config, none, rows)
+    assert_unchanged(cache, before)
+    k, v = (t[:0] for t in batch.kv)
+    mpfa.append_paged_kv_cache(k, v, cache, torch.arange(0), stats=none, batch_indices=rows[:0])
+
+
+@pytest.mark.parametrize("which", ["k", "q"])
+def test_centring_that_overflows_is_refused(which) -> None:
+    """fp32 cannot hold the difference: that is Inf, as if it had been given."""
+    batch, stats, cache = setup("qk4pv8", "mean")
+    object.__setattr__(cache, "stats", None)
+    stats = mpfa.SmoothingStats(
+        torch.full_like(stats.q_mean, -3e38), torch.full_like(stats.k_mean, -3e38)
+    )
+    tensors = {"k": batch.kv[0], "v": batch.kv[1], "q": batch.query}
+    tensors[which][37, 1, 5] = 3e38
+    before = snapshot(cache)
+    with pytest.raises(ValueError, match=rf"\b{which}: .*37"):
+        mpfa.append_paged_kv_cache(cache=cache, slot_mapping=SLOTS_70, stats=stats, **tensors)
+    assert_unchanged(cache, before)

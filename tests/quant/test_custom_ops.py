@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.ops.mpfa.*: fake implementations, tracing, and the messages of the bindings."""
 
+import subprocess
+import sys
+
 import pytest
 import quant_cases
 import torch
@@ -99,6 +102,14 @@ def make_append(**changes) -> list:
             "channels: must be at most 16, or 15 with means, got 17",
         ),
         (
+            {
+                "k_mean": torch.zeros(0, 2, 64),
+                "q_mean": torch.zeros(0, 4, 64),
+                "batch_indices": torch.zeros(5, dtype=torch.int32),
+            },
+            "k_mean: must be of at least one row",
+        ),
+        (
             {"k": torch.zeros(5, 2, 96, dtype=torch.bfloat16)},
             "head_dim: must be one of 64, 128, 256, got 96",
         ),
@@ -107,3 +118,38 @@ def make_append(**changes) -> list:
 def test_bindings_name_argument_value_and_what_is_allowed(simulated, changes, message):
     with pytest.raises(ValueError, match=message):
         torch.ops.mpfa.append_qk4pv8(*make_append(**changes))
+
+
+def test_the_ragged_binding_checks_the_head_dimension(simulated):
+    from mpfa.jit import cuda as jit
+    from mpfa.jit import quant
+
+    k = torch.zeros(5, 2, 128, dtype=torch.bfloat16)
+    out = torch.zeros(5, 2, 128, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="head_dim: must be 64, got 128"):
+        jit.load(quant.QK4PV8[64]).quantize_kv(
+            k, k, None, None, None, None, out[..., :64], out[..., :8], out, None, None, 4, False,
+            False,
+        )  # fmt: skip
+
+
+def test_host_tensors_are_refused_without_the_simulator(monkeypatch):
+    monkeypatch.setattr(cuda, "_runtime_is_simulated", lambda: False)
+    with pytest.raises(
+        ValueError, match="append_qk4pv8: tensors must be on a CUDA device, got cpu"
+    ):
+        torch.ops.mpfa.append_qk4pv8(*make_append())
+    x, indptr = torch.zeros(4, 1, 8), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(ValueError, match="segment_mean: tensors must be on a CUDA device, got cpu"):
+        cuda.segment_mean(x, indptr)
+
+
+def test_which_runtime_is_loaded():
+    """A process that loads none is not the simulator's; one that loads the simulator is."""
+    code = (
+        "from mpfa.backends import cuda; from mpfa import sim; "
+        "before = cuda._runtime_is_simulated(); sim.simulator(); "
+        "print(before, cuda._runtime_is_simulated())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

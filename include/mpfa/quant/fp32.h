@@ -38,6 +38,8 @@ MPFA_INLINE float from_bits(uint32_t u) {
 #endif
 }
 
+MPFA_INLINE float and_bits(float a, float b) { return from_bits(bits_of(a) & bits_of(b)); }
+
 MPFA_INLINE float add_rn(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fadd_rn(a, b);

@@ -72,6 +72,11 @@ __device__ __forceinline__ int64_t load_slot(const TokenMap& map, int token) {
                           : __ldg(static_cast<const int32_t*>(map.slots) + token);
 }
 
+// Negative, or past the last page.
+__device__ __forceinline__ bool is_skipped(const TokenMap& map, int64_t slot) {
+  return static_cast<uint64_t>(slot) >= static_cast<uint64_t>(map.num_slots);
+}
+
 // Request that holds `token`: the last b with indptr[b] <= token.
 __device__ __forceinline__ int find_request(const int32_t* indptr, int count, int token) {
   int low = 0, high = count;

@@ -86,17 +86,18 @@ __device__ __forceinline__ void stage_means(const Qk4pv8Params& p, int common, i
   }
 }
 
-// x * row for every token; a product of -0 becomes +0, as dropped channels are defined.
+// x & row for every token: the bits of the channels to keep are ones in `row`. Dropped channels
+// become +0; a product with 1 and 0 would not do, as it loses the sign of either zero.
 template <int kTokens, class MeansOf>
-__device__ __forceinline__ void multiply(float (*x)[kBlock], const MeansOf& means, int row) {
+__device__ __forceinline__ void mask(float (*x)[kBlock], const MeansOf& means, int row) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float4 m = means.load4(row, i);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       float* y = x[t] + 4 * i;
-      y[0] = fma_rn(y[0], m.x, 0.0f), y[1] = fma_rn(y[1], m.y, 0.0f);
-      y[2] = fma_rn(y[2], m.z, 0.0f), y[3] = fma_rn(y[3], m.w, 0.0f);
+      y[0] = and_bits(y[0], m.x), y[1] = and_bits(y[1], m.y);
+      y[2] = and_bits(y[2], m.z), y[3] = and_bits(y[3], m.w);
     }
   }
 }

@@ -24,6 +24,7 @@ __device__ __forceinline__ void quantize_mxfp8_row(const Mxfp8Params& p) {
   uint32_t packed[8] = {};
   int64_t slot = 0;
   bool live = token < p.map.num_tokens;
+  bool skipped = false;
   if (live) {
     const uint8_t* source = input.data + static_cast<int64_t>(token) * input.token +
                             static_cast<int64_t>(head) * input.head + block * (2 * kBlock);
@@ -32,12 +33,15 @@ __device__ __forceinline__ void quantize_mxfp8_row(const Mxfp8Params& p) {
     } else {
       load_block<true, false>(source, packed);
     }
-    slot = is_query && p.map.slots == nullptr ? 0 : load_slot(p.map, token);
-    live = is_query || (slot >= 0 && slot < p.map.num_slots);
+    if (!is_query || p.map.slots != nullptr) {
+      slot = load_slot(p.map, token);
+      skipped = is_skipped(p.map, slot);
+    }
+    live = is_query || !skipped;
   }
   float x[kBlock];
   unpack_block<In>(packed, x);
-  if (is_query && slot < 0) {  // the query of a skipped token: NaN and infinity count as 0
+  if (is_query && skipped) {  // the query of a skipped token: NaN and infinity count as 0
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) x[i] = finite_or_zero(x[i]);
   }

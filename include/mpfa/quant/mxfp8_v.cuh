@@ -132,9 +132,8 @@ __device__ __forceinline__ void quantize_v_block(const Tokens& v, int head, int 
 // Tokens of a page come in order with consecutive slots, not necessarily side by side in the call.
 // - A token at block offset 0, or the first one of its page in this call, owns its block: its warp
 //   quantises all 32 rows, the ones before it from v_tail.
-// - The first token of a page also writes v_tail of that page, after its block has read it: no
-// other
-//   warp touches v_tail of the page. Row r ends with the last token of the call whose offset is r
+// - The first token of a page also writes v_tail of that page, after its block has read it; no
+//   other warp touches that v_tail. Row r ends with the last token of the call whose offset is r
 //   modulo 32.
 
 // Is `slot` among tokens [0, end)? Called by the whole warp.
@@ -260,7 +259,7 @@ __device__ __forceinline__ void append_v(const Mxfp8Params& p, int64_t job, int3
   bool follows = false;
   if (lane < p.tokens_per_warp && token < p.map.num_tokens) {
     slot = load_slot(p.map, token);
-    if (slot >= p.map.num_slots) slot = -1;
+    if (is_skipped(p.map, slot)) slot = -1;
     follows = slot > 0 && token > 0 && load_slot(p.map, token - 1) == slot - 1;
   }
   uint32_t candidates = __ballot_sync(kFullWarp, slot >= 0 && (slot % kVBlock == 0 || !follows));

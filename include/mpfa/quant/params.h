@@ -55,7 +55,7 @@ struct Qk4pv8Params {
   int32_t group_size = 1;
   int32_t kv_blocks = 0;    // KV heads to process: num_kv_heads or 0
   int32_t head_blocks = 0;  // kv_blocks + query heads to process
-  int32_t passes = 1;       // groups of 256/(D/16) tokens that a CTA takes
+  int32_t passes = 1;       // groups of kRowThreads/(D/16) tokens that a CTA takes
   bool vector = false;      // every address is aligned for vector loads and stores
   bool has_mean = false;
   bool per_request = false;      // statistics have a row per request

@@ -43,34 +43,53 @@ __device__ __forceinline__ const uint8_t* at_token(const uint8_t* base, const To
   return ptx::advance(base, static_cast<uint32_t>(token), t.token);
 }
 
+// `index` of the lane, or -1 if a lower lane has the same one. Called by a whole warp; lanes from
+// kCompSlots on hold -1.
+__device__ __forceinline__ int first_of_equals(int index) {
+  int found = index;
+#pragma unroll 1
+  for (int lane = 0; lane < kCompSlots; ++lane) {
+    const int other = __shfl_sync(0xffffffffu, index, lane);
+    if (other == index && lane < static_cast<int>(threadIdx.x)) found = -1;
+  }
+  return found;
+}
+
 // The outlier channels of a KV head as the lanes of a row need them, in shared memory.
 template <int kBlocks>
 struct Outliers {
   static constexpr int kPerLane = kCompSlots / kBlocks;  // slots block, block + kBlocks, ...
 
-  uint4 keep_pairs[2][kBlocks];       // for packed 16-bit values: 0 for outliers, else all ones
-  uint32_t where[kPerLane][kBlocks];  // channel of the slot, and from bit 16 on its mean in row 0
+  uint4 keep_pairs[2][kBlocks];  // for packed 16-bit values: 0 for outliers, else all ones
+  // Channel of the slot, and from bit 16 on its mean in row 0; kNoChannel: the slot holds 0.
+  uint32_t where[kPerLane][kBlocks];
+  static constexpr uint32_t kNoChannel = 0xffffffffu;
 
-  // Called by the first warp of the CTA. `keep`: null, or where the row of ones and zeros goes.
+  // Called by the first warp of the CTA. `keep`: null, or where the row of masks for mask() goes.
   __device__ __forceinline__ void set(const Qk4pv8Params& p, int kv_head, float4* keep) {
     const int lane = threadIdx.x;
     const int block = lane % kBlocks;
     int index = -1;
     if (lane < p.channels) index = __ldg(p.channel_index + kv_head * p.channel_stride + lane);
-    // A channel that does not exist is no outlier, and its slot gets channel 0.
+    // why: what is on the device was not checked. A slot whose channel does not exist, or is that
+    // of an earlier slot, holds 0, in K and Q alike, so that no channel counts twice.
     if (static_cast<uint32_t>(index) >= static_cast<uint32_t>(kBlocks * kBlock)) index = -1;
     const uint32_t bit = index < 0 ? 0u : 1u << (index & 31);
     uint32_t mask = 0;  // bit i: channel i of the block is one
+    int distinct = 0;
 #pragma unroll
     for (int word = 0; word < kBlocks / 2; ++word) {
       const uint32_t all = __reduce_or_sync(0xffffffffu, index >> 5 == word ? bit : 0u);
       if (block >> 1 == word) mask = all >> (16 * (block & 1)) & 0xffffu;
+      distinct += __popc(all);
     }
+    if (distinct != __popc(__ballot_sync(0xffffffffu, index >= 0))) index = first_of_equals(index);
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       const int found = __shfl_sync(0xffffffffu, index, block + j * kBlocks);
-      const uint32_t channel = found < 0 ? 0 : found;
-      where[j][block] = channel | SharedMeans<kBlocks>::float_place(channel) << 16;
+      where[j][block] =
+          found < 0 ? kNoChannel
+                    : static_cast<uint32_t>(found) | SharedMeans<kBlocks>::float_place(found) << 16;
     }
     const auto pair = [&](int i) {
       return (mask >> (2 * i) & 1u ? 0u : 0xffffu) | (mask >> (2 * i + 1) & 1u ? 0u : 0xffff0000u);
@@ -81,11 +100,11 @@ struct Outliers {
           make_uint4(pair(4 * i), pair(4 * i + 1), pair(4 * i + 2), pair(4 * i + 3));
     }
     if (keep == nullptr) return;
-    const auto one = [&](int i) { return mask >> i & 1u ? 0.0f : 1.0f; };
+    const auto ones = [&](int i) { return from_bits(mask >> i & 1u ? 0u : 0xffffffffu); };
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       keep[SharedMeans<kBlocks>::place(0, i, block)] =
-          make_float4(one(4 * i), one(4 * i + 1), one(4 * i + 2), one(4 * i + 3));
+          make_float4(ones(4 * i), ones(4 * i + 1), ones(4 * i + 2), ones(4 * i + 3));
     }
   }
   __device__ __forceinline__ void drop(uint32_t* w, int block) const {
@@ -119,9 +138,12 @@ __device__ __forceinline__ void write_outliers(const uint8_t* row,
   for (int j = 0; j < Outliers<kBlocks>::kPerLane; ++j) {
     if (block + j * kBlocks >= channels) break;
     const uint32_t where = outliers.where[j][block];
-    float x = load_value<In>(row, where & 0xffffu);
-    if (padding) x = finite_or_zero(x);
-    if (kMean) x = add_rn(x, -means.at(mean_row, where));
+    float x = 0.0f;
+    if (where != Outliers<kBlocks>::kNoChannel) {
+      x = load_value<In>(row, where & 0xffffu);
+      if (padding) x = finite_or_zero(x);
+      if (kMean) x = add_rn(x, -means.at(mean_row, where));
+    }
     store(j, static_cast<uint16_t>(bf16_bits(x)));
   }
 }
@@ -229,8 +251,7 @@ __device__ __forceinline__ void write_keys(const Qk4pv8Params& p, int head, int 
     float amax[kTokens];
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      live[t] =
-          static_cast<uint64_t>(slot[t]) < static_cast<uint64_t>(p.map.num_slots) && stats[t] >= 0;
+      live[t] = !is_skipped(p.map, slot[t]) && stats[t] >= 0;
       page[t] = static_cast<uint32_t>(slot[t] >> p.map.page_shift);
       offset[t] = static_cast<uint32_t>(slot[t]) & ((1u << p.map.page_shift) - 1);
       if (live[t]) {
@@ -262,7 +283,7 @@ __device__ __forceinline__ void write_keys(const Qk4pv8Params& p, int head, int 
           at_place(places.delta(block), p.delta, second ? page[kTokens - 1] : page[0],
                    second ? offset[kTokens - 1] : offset[0]),
           p.delta_group, second ? live[kTokens - 1] : live[0]);
-      if (kChannels && kShared) multiply<kTokens>(x, means, 1 + p.group_size);
+      if (kChannels && kShared) mask<kTokens>(x, means, 1 + p.group_size);
 #pragma unroll
       for (int i = 0; i < kTokens; ++i) {
         if (kChannels && !kShared) tables.outliers.drop(x[i], block);
@@ -309,16 +330,19 @@ __device__ __forceinline__ void write_queries(const Qk4pv8Params& p, int head,
   for (int base = begin; base < end; base += kRows) {
     const int token = base + threadIdx.x / kBlocks;
     const uint8_t* source = at_token(q_head, p.q, token);
-    bool live = token < end;
-    bool padding = false;  // a skipped token: statistics row 0, NaN and infinity count as 0
+    const bool live = token < end;
+    // A skipped token, or one whose statistics row does not exist: statistics row 0, NaN and
+    // infinity count as 0.
+    bool padding = false;
     int stats = 0;
     uint32_t packed[8] = {};
     if (live) {
       load_block<false, kVector>(source + block * (2 * kBlock), packed);
-      padding = p.map.slots != nullptr && load_slot(p.map, token) < 0;
+      padding = p.map.slots != nullptr && is_skipped(p.map, load_slot(p.map, token));
       if (kMean && p.per_request && !padding) {
-        stats = stats_row(p.map, token);
-        live = stats >= 0;
+        const int row = stats_row(p.map, token);
+        padding = row < 0;
+        stats = padding ? 0 : row;
       }
     }
     float x[kBlock];

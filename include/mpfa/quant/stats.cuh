@@ -2,9 +2,12 @@
 // Means of ragged tokens per request, head and channel (paper equation 7). One pass over the data:
 // each CTA sums a slice of a request for some columns, a second launch adds the slices in order.
 //
-// Sums are kept as an unevaluated pair of fp32 (error-free additions), about 48 bits, because fp64
-// runs at 1/64 rate on the consumer chips. Slices and order depend on the shapes alone, so results
-// repeat.
+// Sums are kept as an unevaluated pair of fp32 (error-free additions), because fp64 runs at 1/64
+// rate on the consumer chips. Slices and order depend on the shapes alone, so results repeat.
+//
+// Only the additions to `low` round. Among b values they err by at most b^2/2 * 2^-48 * sum(|x|),
+// so a slice folds its pair into an outer one every kFold tokens; an outer addition errs by at most
+// 2^-46 * sum(|x|).
 #pragma once
 
 #include "mpfa/quant/io.cuh"
@@ -13,21 +16,26 @@ namespace mpfa::quant {
 
 struct Fp32 {};
 
-// high + low with |low| <= ulp(high)/2 after every add.
+// high + low.
 struct PairSum {
   float high = 0.0f;
   float low = 0.0f;
 
+  // Error of fp32(a + b), exact; `sum` becomes that.
+  static MPFA_INLINE float two_sum(float a, float b, float& sum) {
+    sum = add_rn(a, b);
+    const float part = add_rn(sum, -a);
+    return add_rn(add_rn(a, -add_rn(sum, -part)), add_rn(b, -part));
+  }
   MPFA_INLINE void add(float x) {
-    const float sum = add_rn(high, x);
-    const float part = add_rn(sum, -high);
-    const float error = add_rn(add_rn(high, -add_rn(sum, -part)), add_rn(x, -part));
-    high = sum;
+    const float error = two_sum(high, x, high);
     low = add_rn(low, error);
   }
+  // Leaves |low| <= ulp(high)/2.
   MPFA_INLINE void add(const PairSum& other) {
-    add(other.high);
-    low = add_rn(low, other.low);
+    const float error = two_sum(high, other.high, high);
+    low = add_rn(add_rn(low, error), other.low);
+    low = two_sum(high, low, high);
   }
 };
 
@@ -46,6 +54,7 @@ struct StatsParams {
 };
 
 constexpr int kStatsThreads = 128;
+constexpr int kFold = 64;  // tokens; a multiple of the loads in flight
 
 template <class In>
 struct StatsLoad {  // 8 values of 16 bits
@@ -97,6 +106,10 @@ __global__ void __launch_bounds__(kStatsThreads)
   const int last = begin + static_cast<int>(length * (blockIdx.y + 1) / p.slices);
   const uint8_t* source =
       p.x + (column >> p.dim_shift) * p.head + (column & ((1 << p.dim_shift) - 1)) * kElement;
+  // The outer pairs of a thread: used every kFold tokens only, in registers they would cost a CTA.
+  __shared__ float2 outer[kValues][kStatsThreads];
+#pragma unroll
+  for (int j = 0; j < kValues; ++j) outer[j][threadIdx.x] = make_float2(0.0f, 0.0f);
   PairSum sums[kValues];
   for (int base = first; base < last; base += kAhead) {
     float x[kAhead][kValues];
@@ -111,11 +124,21 @@ __global__ void __launch_bounds__(kStatsThreads)
 #pragma unroll
       for (int j = 0; j < kValues; ++j) sums[j].add(x[i][j]);
     }
+    if ((base - first) % kFold == kFold - kAhead || base + kAhead >= last) {
+#pragma unroll
+      for (int j = 0; j < kValues; ++j) {
+        const float2 before = outer[j][threadIdx.x];
+        PairSum total{before.x, before.y};
+        total.add(sums[j]);
+        outer[j][threadIdx.x] = make_float2(total.high, total.low);
+        sums[j] = PairSum();
+      }
+    }
   }
   float2* out =
       p.partial + (static_cast<int64_t>(request) * p.slices + blockIdx.y) * p.columns + column;
 #pragma unroll
-  for (int j = 0; j < kValues; ++j) out[j] = make_float2(sums[j].high, sums[j].low);
+  for (int j = 0; j < kValues; ++j) out[j] = outer[j][threadIdx.x];
 }
 
 // Grid: (columns / threads, requests). A request without tokens has mean 0.
