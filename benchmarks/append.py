@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Append and combine kernels against a device-to-device copy that moves the same bytes.
 
-    python benchmarks/append.py [--json FILE] [--variants] [--flashinfer]
+    python benchmarks/append.py [--json FILE] [--commit HASH] [--variants] [--flashinfer]
 
 Everything is captured into CUDA graphs and replayed in turns; a figure is the median over the rounds.
 Large cases do not fit the L2; decode-size ones run from it and are compared with an empty kernel plus
@@ -217,6 +217,21 @@ LARGE = (
 )
 
 
+def machine(commit: str | None) -> dict[str, str]:
+    """What every row says about where it was measured; ``commit`` as given, or git's."""
+    smi = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(smi, capture_output=True, text=True, check=False).stdout.split("\n")[0]
+    if commit is None:
+        commit = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
+            capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+    return {
+        "gpu": torch.cuda.get_device_name(), "driver": driver, "commit": commit,
+        "date": datetime.date.today().isoformat(), "kind": "measured",
+    }  # fmt: skip
+
+
 def measure(jobs: list[Job]) -> None:
     for job in jobs:
         job.capture()
@@ -247,22 +262,14 @@ def rows_of(jobs: list[Job], base: dict[str, float], common: dict[str, str]) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--commit", help="recorded with the results; default: git's")
     parser.add_argument("--tokens", type=int, default=65536)
     parser.add_argument("--variants", action="store_true", help="also other tuning knobs")
     parser.add_argument("--flashinfer", action="store_true", help="also FlashInfer's NVFP4 append")
     args = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(0)
-    smi = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(smi, capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-        capture_output=True, text=True, check=False,
-    ).stdout.strip()  # fmt: skip
-    common = {
-        "gpu": torch.cuda.get_device_name(device), "driver": driver, "commit": commit or "none",
-        "date": datetime.date.today().isoformat(), "kind": "measured",
-    }  # fmt: skip
+    common = machine(args.commit)
     rows: list[dict] = []
 
     variants = {"mpfa": None, **(variant_modules() if args.variants else {})}
@@ -313,14 +320,20 @@ def main() -> int:
         for impl in ("mpfa", "mpfa pdl")
     ]
     measure([empty, *small])
-    rows += rows_of([empty, *small], {}, common)
+    decode = rows_of([empty, *small], {}, common)
     bandwidth = 4.3e6  # bytes per us
-    for job in small:
-        bound = empty.microseconds + job.moved / bandwidth
-        print(
-            f"{job.case:52} {job.impl:9} {job.microseconds / bound:.2f} x (empty kernel + "
-            "bytes/bandwidth)"
-        )
+    bounds = {j.case: empty.microseconds + j.moved / bandwidth for j in small}
+    for row in decode:
+        if row["metric"] == "time" and row["case"] in bounds:
+            ratio = round(row["value"] / bounds[row["case"]], 2)
+            row["ratio_to"] = {"empty kernel + bytes/bandwidth": ratio}
+            print(f"{row['case']:52} {row['impl']:9} {ratio} x (empty kernel + bytes/bandwidth)")
+    rows += decode
+    foreign = [r["value"] for r in rows if "flashinfer" in r["impl"] and r["metric"] == "time"]
+    for row in rows:  # how many times FlashInfer's time on the same tokens
+        whole = row["case"].startswith("append") and row["case"].endswith(f"T={args.tokens}")
+        if foreign and whole and row["metric"] == "time" and row["impl"] == "mpfa":
+            row["ratio_to"]["flashinfer nvfp4 append"] = round(foreign[0] / row["value"], 2)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))
     return 0
