@@ -17,6 +17,10 @@ import torch
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 # Kernels and the planner count in int32.
 INT32_MAX = 2**31 - 1
+# Kernels take scalars as float32: its smallest subnormal and normal number and its largest.
+FLOAT32_SUBNORMAL = 2.0**-149
+FLOAT32_NORMAL = 2.0**-126
+FLOAT32_MAX = 2.0**128 - 2.0**104
 
 
 class GPUArchitectureError(RuntimeError):

@@ -17,6 +17,9 @@ from mpfa.config import (
     check_is_config,
 )
 from mpfa.errors import (
+    FLOAT32_MAX,
+    FLOAT32_NORMAL,
+    FLOAT32_SUBNORMAL,
     INT32_MAX,
     Layout,
     check_choice,
@@ -32,6 +35,7 @@ from mpfa.quantized import query_layout, ragged_layout
 PARTITION_UNIT = 128
 # What raw (k, v) become when plan() was given no config.
 DEFAULT_FORMAT = "qk4pv8"
+LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,20 @@ class BatchIndices:
         return max(self.qo_indptr.numel() - 1, 0)
 
 
+# sm_scale log2(e) multiplies the scores in float32.
+SM_SCALE_RANGE = (FLOAT32_NORMAL / LOG2E, FLOAT32_MAX / LOG2E)
+
+
+def soft_cap_range(sm_scale: float) -> tuple[float, float]:
+    """The soft caps that kernels can compute in float32, least and largest.
+
+    They form 2 cap, sm_scale / cap and, as the exponent of tanh, 2 log2(e) sm_scale / cap. One that
+    became 0 or infinite would turn the cap off, or every logit into 0 or NaN.
+    """
+    low = max(FLOAT32_NORMAL, 2.0 * LOG2E * sm_scale / FLOAT32_MAX)
+    return low, min(FLOAT32_MAX / 2.0, sm_scale / FLOAT32_SUBNORMAL)
+
+
 def make_spec(options: PlanOptions, paged: bool) -> AttentionSpec:
     o = options
     check_int("num_qo_heads", o.num_qo_heads, 1)
@@ -117,18 +135,25 @@ def make_spec(options: PlanOptions, paged: bool) -> AttentionSpec:
     check_int("window_left", o.window_left, -1)
     if not isinstance(o.causal, bool):
         raise TypeError(f"causal: expected a bool, got {type(o.causal).__name__}")
-    cap = 0.0
-    if o.logits_soft_cap is not None:
-        cap = check_real("logits_soft_cap", o.logits_soft_cap)
-    if not (math.isfinite(cap) and cap >= 0.0):
-        raise ValueError(
-            f"logits_soft_cap: must be finite and >= 0 (0 = off), got {o.logits_soft_cap}"
-        )
     scale = 1.0 / math.sqrt(o.head_dim)
     if o.sm_scale is not None:
         scale = check_real("sm_scale", o.sm_scale)
-    if not (math.isfinite(scale) and scale > 0.0):
-        raise ValueError(f"sm_scale: must be finite and > 0, got {o.sm_scale}")
+    low, high = SM_SCALE_RANGE
+    if not low <= scale <= high:
+        raise ValueError(
+            f"sm_scale: must be finite and > 0, and in {low:.3g}..{high:.3g}, so that float32 holds "
+            f"sm_scale log2(e) as a normal number; got {o.sm_scale}"
+        )
+    cap = 0.0
+    if o.logits_soft_cap is not None:
+        cap = check_real("logits_soft_cap", o.logits_soft_cap)
+    low, high = soft_cap_range(scale)
+    if cap != 0.0 and not low <= cap <= high:
+        raise ValueError(
+            f"logits_soft_cap: must be finite and >= 0; 0 is off, other values must be in "
+            f"{low:.3g}..{high:.3g} with sm_scale {scale:.6g}, so that float32 holds "
+            f"2 log2(e) sm_scale / logits_soft_cap; got {o.logits_soft_cap}"
+        )
     if o.config is not None:
         check_is_config(o.config)
     page_size = o.page_size

@@ -17,7 +17,14 @@ from mpfa.config import (
     PAGE_SIZES,
     KVCacheConfig,
 )
-from mpfa.errors import HALF_DTYPES, GPUArchitectureError, check_choice, dtype_name
+from mpfa.errors import (
+    FLOAT32_MAX,
+    FLOAT32_NORMAL,
+    HALF_DTYPES,
+    GPUArchitectureError,
+    check_choice,
+    dtype_name,
+)
 
 if TYPE_CHECKING:
     from mpfa.planning import AttentionSpec
@@ -87,7 +94,8 @@ def supports(
             reasons.append(reason)
 
     if format in FORMATS and not reasons and operation != "append":
-        reasons.extend(_kernel_reasons(backend, operation, format, head_dim, page_size))
+        shape = (head_dim, page_size, num_kv_heads)
+        reasons.extend(_kernel_reasons(backend, operation, format, *shape))
     need(format in FORMATS, f"format {format!r}: allowed are {', '.join(FORMATS)}")
     need(head_dim in HEAD_DIMS, f"head_dim {head_dim}: allowed are 64, 128, 256")
     if page_size is not None and format in FORMATS:
@@ -120,7 +128,12 @@ def supports(
         )
     need(dtype in HALF_DTYPES, f"dtype {dtype_name(dtype)}: q, k, v must be bfloat16 or float16")
     need(window_left >= -1, f"window_left {window_left}: must be >= -1")
-    need((logits_soft_cap or 0.0) >= 0, f"logits_soft_cap {logits_soft_cap}: must be >= 0")
+    cap = logits_soft_cap or 0.0
+    need(
+        cap == 0.0 or FLOAT32_NORMAL <= cap <= FLOAT32_MAX / 2.0,
+        f"logits_soft_cap {logits_soft_cap}: must be >= 0; 0 is off, other values must be in "
+        f"{FLOAT32_NORMAL:.3g}..{FLOAT32_MAX / 2.0:.3g} (float32; plan() also looks at sm_scale)",
+    )
     need(q_len_per_request >= 1, f"q_len_per_request {q_len_per_request}: must be >= 1")
     # causal, sinks and return_lse are served by every backend of this version.
     del causal, sinks, return_lse
@@ -156,6 +169,9 @@ def _backend_asked(
     if device.type == "cuda" and operation == "append":
         reasons.extend(_append_on_cuda(device, format))
         return "cuda"
+    if device.type == "cuda" and not torch.cuda.is_available():
+        reasons.append(f'{_no_cuda_text(device)}; CPU tensors run with backend="reference"')
+        return "reference"
     found = backend_of_device(device)
     if found is not None and _is_ready(found, operation):
         return found
@@ -185,7 +201,12 @@ def _not_ready_text(backend: str, operation: str) -> str:
 
 
 def _kernel_reasons(
-    backend: str, operation: str, format: str, head_dim: int, page_size: int | None
+    backend: str,
+    operation: str,
+    format: str,
+    head_dim: int,
+    page_size: int | None,
+    num_kv_heads: int,
 ) -> list[str]:
     """Why the kernel of ``backend`` does not read this cache, beyond what the format itself says."""
     if backend == "reference":
@@ -198,9 +219,9 @@ def _kernel_reasons(
             if k.ready and k.operation == operation and backend in (k.backend, "sim")
         ]
         return [f"format {format!r}: {operation} on {backend!r} reads {', '.join(read)}"]
-    reasons = kernels.feature_refusals(kernel, head_dim, page_size)
+    reasons = kernels.feature_refusals(kernel, head_dim, page_size, num_kv_heads)
     common = {"head_dim": head_dim in HEAD_DIMS, "page_size": page_size in PAGE_SIZES[format]}
-    return [r for r in reasons if common[r.split(" ", 1)[0]]]
+    return [r for r in reasons if common.get(r.split(" ", 1)[0], True)]
 
 
 def _kernel_of(backend: str, operation: str, format: str) -> AttentionKernel | None:
@@ -210,10 +231,14 @@ def _kernel_of(backend: str, operation: str, format: str) -> AttentionKernel | N
     return kernel
 
 
+def _no_cuda_text(device: torch.device) -> str:
+    return f"device {device}: torch sees no CUDA device"
+
+
 def _append_on_cuda(device: torch.device, format: str) -> list[str]:
     """append, quantise, statistics and merge are portable kernels (sm_80 and later)."""
     if not torch.cuda.is_available():
-        return [f"device {device}: torch sees no CUDA device"]
+        return [_no_cuda_text(device)]
     reasons = []
     if torch.cuda.get_device_capability(device) < MIN_CUDA_CAPABILITY:
         reasons.append(
@@ -296,7 +321,8 @@ def require_run(
 
 
 def _raise_reasons(backend: str, operation: str, format: str, spec: AttentionSpec) -> None:
-    reasons = _kernel_reasons(backend, operation, format, spec.head_dim, spec.page_size)
+    shape = (spec.head_dim, spec.page_size, spec.num_kv_heads)
+    reasons = _kernel_reasons(backend, operation, format, *shape)
     if reasons:
         raise ValueError(
             f"{'; '.join(reasons)} (mpfa.supports() lists what each backend serves; CPU tensors of "

@@ -13,6 +13,8 @@ from mpfa.config import COMPENSATION_SLOTS, PAGE_SIZES, KVCacheConfig
 
 # Paper section 5.3: decode splits KV into chunks of 8 x 128 tokens.
 DECODE_PARTITION_TOKENS = 1024
+# KV heads are the second dimension of every launch's grid, of which CUDA allows 65535.
+MAX_KV_HEADS = 65535
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,9 @@ def tiling_for(operation: str, format: str, head_dim: int) -> Tiling:
     return _REFERENCE[operation]
 
 
-def feature_refusals(kernel: AttentionKernel, head_dim: int, page_size: int | None) -> list[str]:
+def feature_refusals(
+    kernel: AttentionKernel, head_dim: int, page_size: int | None, num_kv_heads: int
+) -> list[str]:
     """Why ``kernel`` does not serve a shape that its cache format allows."""
     asked = {"head_dim": (head_dim, tuple(kernel.tilings))}
     if page_size is not None:
@@ -190,4 +194,9 @@ def feature_refusals(kernel: AttentionKernel, head_dim: int, page_size: int | No
                 + ", ".join(str(a) for a in allowed)
                 + (f" ({why})" if why else "")
             )
+    if num_kv_heads > MAX_KV_HEADS:
+        reasons.append(
+            f"num_kv_heads {num_kv_heads}: {kernel.backend} {kernel.operation} allows 1..{MAX_KV_HEADS} "
+            "(KV heads are a grid dimension of the launch)"
+        )
     return reasons

@@ -8,6 +8,7 @@ import torch
 from attention_cases import int32
 
 import mpfa
+from mpfa import planning
 
 # Two requests: 40 and 17 tokens over pages of 16.
 PREFILL = {
@@ -121,6 +122,30 @@ ALL = ["prefill", "decode", "ragged"]
         (ALL, {"sm_scale": 0.0}, r"sm_scale: must be finite and > 0"),
         (ALL, {"sm_scale": -0.1}, r"sm_scale"),
         (ALL, {"sm_scale": float("nan")}, r"sm_scale"),
+        # Values that float32, or its product with log2(e), cannot hold.
+        (ALL, {"sm_scale": 1e39}, r"sm_scale: .*in 8.15e-39..2.36e\+38.*1e\+39"),
+        (ALL, {"sm_scale": 2.5e38}, r"sm_scale: .*in 8.15e-39..2.36e\+38.*2.5e\+38"),
+        (ALL, {"sm_scale": 1e-46}, r"sm_scale: .*in 8.15e-39..2.36e\+38.*1e-46"),
+        (ALL, {"sm_scale": 8e-39}, r"sm_scale: .*in 8.15e-39..2.36e\+38.*8e-39"),
+        (
+            ALL,
+            {"logits_soft_cap": 1e39},
+            r"logits_soft_cap: .*in 1.18e-38..1.7e\+38 with sm_scale 0.125.*1e\+39",
+        ),
+        (ALL, {"logits_soft_cap": 2.5e38}, r"logits_soft_cap: .*in 1.18e-38..1.7e\+38.*2.5e\+38"),
+        (ALL, {"logits_soft_cap": 1e-46}, r"logits_soft_cap: .*in 1.18e-38.*1e-46"),
+        (ALL, {"logits_soft_cap": 1e-50}, r"logits_soft_cap: .*in 1.18e-38.*1e-50"),
+        # 2 log2(e) sm_scale / cap: too large, too small.
+        (
+            ALL,
+            {"logits_soft_cap": 1e-35, "sm_scale": 2000.0},
+            r"logits_soft_cap: .*in 1.7e-35..1.7e\+38 with sm_scale 2000.*1e-35",
+        ),
+        (
+            ALL,
+            {"logits_soft_cap": 1e10, "sm_scale": 1e-36},
+            r"logits_soft_cap: .*in 1.18e-38..7.14e\+08 with sm_scale 1e-36.*10000000000",
+        ),
         (ALL, {"fixed_split_pages": 0}, r"fixed_split_pages: must be >= 1, got 0"),
         (PAGED, {"fixed_split_pages": 7}, r"fixed_split_pages: .*128.*7 pages x 16 = 112"),
         # config disagrees
@@ -271,6 +296,20 @@ def test_empty_batches_plan(kind: str) -> None:
     if kind != "decode":
         change["qo_indptr"] = none
     assert "0 requests" in plan(kind, **change).plan_summary()
+
+
+def test_the_ends_of_the_float32_ranges_plan() -> None:
+    """What is refused just beyond is a float32 here, finite and not 0."""
+    low, high = planning.SM_SCALE_RANGE
+    for scale in (low, high):
+        planned = torch.tensor(scale * planning.LOG2E, dtype=torch.float32)
+        assert planned.isfinite() and planned >= torch.finfo(torch.float32).tiny
+        plan("ragged", sm_scale=scale)
+    for scale in (low, 0.125, 1e30):
+        for cap in planning.soft_cap_range(scale):
+            ratio = torch.tensor(2 * planning.LOG2E * scale / cap, dtype=torch.float32)
+            assert ratio.isfinite() and ratio > 0
+            plan("ragged", sm_scale=scale, logits_soft_cap=cap)
 
 
 def test_none_means_the_default() -> None:

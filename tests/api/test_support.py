@@ -13,6 +13,7 @@ from attention_cases import make_batch, offsets, paged, static_stats, workspace_
 
 import mpfa
 from mpfa import support
+from mpfa.backends import kernels
 
 AVAILABLE = support.available_backends()
 PLANNED = [name for name in support.HARDWARE if name not in AVAILABLE]
@@ -139,7 +140,9 @@ def test_supports_agrees_with_what_happens() -> None:
         ("compensation", "rank1", "compensation 'rank1'"),
         ("channels", 1, "channels 1: compensation 'none' allows 0"),
         ("window_left", -2, "window_left -2"),
-        ("logits_soft_cap", -0.5, "logits_soft_cap -0.5"),
+        ("logits_soft_cap", -0.5, "logits_soft_cap -0.5: must be >= 0"),
+        ("logits_soft_cap", 1e-46, "logits_soft_cap 1e-46: .*in 1.18e-38..1.7e.38"),
+        ("logits_soft_cap", 3e38, "logits_soft_cap 3e.38: .*in 1.18e-38..1.7e.38"),
         ("dtype", torch.float32, "dtype float32: q, k, v must be bfloat16 or float16"),
         ("q_len_per_request", 0, "q_len_per_request 0"),
     ],
@@ -211,6 +214,37 @@ def test_devices_without_a_kernel(device) -> None:
     assert (
         not ok and str(torch.device(device)) in reasons[0] and 'backend="reference"' in reasons[0]
     )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without CUDA")
+@pytest.mark.parametrize("operation", support.OPERATIONS)
+def test_a_cuda_device_that_torch_does_not_see(operation: str) -> None:
+    ok, reasons = mpfa.supports("cuda:0", operation=operation, page_size=64)
+    assert not ok and len(reasons) == 1, reasons
+    assert reasons[0].startswith("device cuda:0: torch sees no CUDA device")
+
+
+KERNELS = [(k.backend, k.operation, k.format) for k in kernels.KERNELS if k.ready]
+
+
+@pytest.mark.parametrize("backend,operation,format", KERNELS)
+def test_kv_heads_are_a_grid_dimension(backend, operation, format) -> None:
+    shape = {"operation": operation, "format": format, "head_dim": 64, "page_size": 64}
+    for name in (backend, "sim"):
+        for heads, allowed in ((65535, True), (65536, False)):
+            ok, reasons = mpfa.supports(name, num_kv_heads=heads, num_qo_heads=heads, **shape)
+            assert ok == allowed, reasons
+        text = f"num_kv_heads 65536: {backend} {operation} allows 1..65535 (KV heads are a grid"
+        assert len(reasons) == 1 and reasons[0].startswith(text), reasons
+    assert mpfa.supports("cpu", num_kv_heads=65536, num_qo_heads=65536, **shape) == (True, [])
+
+
+def test_plan_refuses_the_kv_heads_that_supports_refuses() -> None:
+    config = mpfa.KVCacheConfig("mxfp8", 65536, 64, 64, 65536)
+    wrapper = mpfa.BatchPrefillWrapper(torch.empty(16, dtype=torch.uint8), backend="sim")
+    heads = {"num_qo_heads": 65536, "num_kv_heads": 65536, "head_dim": 64}
+    with pytest.raises(ValueError, match="num_kv_heads 65536: .*allows 1..65535"):
+        wrapper.plan(offsets([1]), offsets([1]), **heads, config=config)
 
 
 def test_architecture_error_of_each_entry_point() -> None:
