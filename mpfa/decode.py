@@ -112,8 +112,10 @@ class BatchDecodeWrapper(AttentionWrapper):
         Args:
             q: bf16/fp16 [B * q_len_per_request, Hq, D] or QuantizedQuery; the tokens of a request
                 are neighbours, in order.
-            cache: PagedKVCache of the planned format.
-            stats, sinks, out, lse, return_lse, lse_base: as BatchPrefillWrapper.run().
+            cache: PagedKVCache of the planned format, aligned as BatchPrefillWrapper.run() says; on
+                sm100 aux_delta and aux_channels to 16 bytes too.
+            stats, sinks, out, lse, return_lse, lse_base: as BatchPrefillWrapper.run(); out may have
+                any alignment on sm100.
 
         Returns:
             out, or (out, lse), as BatchPrefillWrapper.run().

@@ -72,12 +72,15 @@ class BatchPrefillWrapper(AttentionWrapper):
                 request without pages it is not used and may also be 0).
             num_qo_heads, num_kv_heads, head_dim, page_size: as in KVCacheConfig.
             causal: query i sees key j iff j <= i + kv_len - qo_len (bottom-right).
-            sm_scale: multiplies Q K^T; default 1/sqrt(head_dim).
+            sm_scale: multiplies Q K^T; default 1/sqrt(head_dim). sm_scale log2(e) must be a normal
+                float32: 8.15e-39..2.36e38.
             window_left: keys to the left of the query's position that it still sees; -1 = all.
-            logits_soft_cap: cap*tanh(logit/cap) after sm_scale; 0 = off.
+            logits_soft_cap: cap*tanh(logit/cap) after sm_scale; 0 = off. Otherwise 1.18e-38..1.7e38,
+                and 2 log2(e) sm_scale / cap must be a float32 other than 0.
             config: format that run() will get; checked there. Without it the workspace has to be
-                large enough for any format, and raw (k, v) are quantised as qk4pv8 without
-                compensation.
+                large enough for any format, raw (k, v) are quantised as qk4pv8 without
+                compensation, and the plan fits one format only: on a GPU that of its kernels, with
+                "sim" qk4pv8. An mxfp8 cache on "sim" therefore needs config.
             fixed_split_pages: split KV into partitions of this many pages from token 0 (a multiple of
                 128 tokens; ragged plans count 128-token pages); default: no split. Fixed partitions
                 make a request's result independent of the batch it is in.
@@ -123,10 +126,14 @@ class BatchPrefillWrapper(AttentionWrapper):
             q: bf16/fp16 [nnz_qo, Hq, D], any strides with a contiguous last dimension, or a
                 QuantizedQuery made for the same config and stats.
             kv: PagedKVCache (paged plan); (k, v) bf16/fp16 [nnz_kv, Hkv, D] or QuantizedKV (ragged).
+                Kernels load rows of k and v as 16 bytes, v_scale and a quantised q as 4 (sm100: q as
+                16), scales as D/32 (sm100: 4, or 16 in pages of 128): addresses and strides must be
+                multiples of that (docs/formats.md, "Alignment").
             stats: SmoothingStats of a compensated format (refused without compensation), unless
                 bound to the cache. For (k, v) with "mean", None means per-request means of this call.
             sinks: fp32 [Hq], natural-log logits after sm_scale that join the softmax denominator.
             out: result buffer [nnz_qo, Hq, D], bf16/fp16 (or fp32, for tests); default q's dtype.
+                Rows aligned to 2 elements (sm120) or 16 bytes (sm100).
             lse: buffer for the log-sum-exp, fp32 [nnz_qo, Hq].
             return_lse: also return the LSE, sinks included.
             lse_base: "log2" (default, as FlashInfer) or "ln".

@@ -272,17 +272,26 @@ class SimulatedLauncher(Launcher):
         simulator = sim.simulator()
         operands = [*vars(query).values(), *vars(kv).values(), *self.meta.values()]
         operands += [self.workspace, inputs.out, inputs.lse, inputs.sinks]
+        launched, told = len(simulator.launches()), simulator.last_message()
+        error = None
         with (
             simulator.tensors(*(t for t in operands if t is not None)),
             _playing(simulator, self.kernel.major),
         ):
             try:
                 super().launch(query, kv, inputs)
-            except RuntimeError as error:
-                report = simulator.last_message()
-                if not report:
-                    raise
-                raise sim.SimulationError(f"{self.kernel.module}: {report}") from error
+            except RuntimeError as caught:
+                error = caught
+            # why without an error too: the simulator may run a launch only when asked about it.
+            reports = [x["error"] for x in simulator.launches()[launched:] if x["error"]]
+            # A launch that was refused leaves no record. A message from before is another launch's.
+            message = simulator.last_message()
+        if not reports and error is not None and message != told:
+            reports = [message]
+        if reports:
+            raise sim.SimulationError(f"{self.kernel.module}: {reports[-1]}") from error
+        if error is not None:
+            raise error
 
 
 def _playing(simulator: Any, major: int):
@@ -297,7 +306,8 @@ def _store(made: QuantizedQuery | QuantizedKV, target: Query | KeysValues, token
     """Copy the reference's result to where the plan keeps it, bit for bit."""
     for name in vars(target):
         source, place = getattr(made, name), getattr(target, name)
-        if source is None:
+        # why numel: an empty slice of aux_delta keeps its strides and has no byte view.
+        if source is None or source.numel() == 0:
             continue
         if name == "aux_delta":
             place = place[:, :tokens]
