@@ -87,9 +87,11 @@ void combine(const Call& call, const SplitStates& split, const TensorView& out,
     const TensorView& t = row_term.value();
     call.same_device("row_term", t);
     require(is_fp32(t), "row_term", t, "float32");
-    check_shape("row_term", t, {p.num_tokens, heads});
-    check_contiguous("row_term", t);
+    require(t.ndim() == 2 && t.size(0) == p.num_tokens && t.size(1) == heads, "row_term", t,
+            "of shape [tokens, heads] like out");
     p.row_term = static_cast<const float*>(t.data_ptr());
+    p.row_term_row = t.stride(0);
+    p.row_term_head = t.stride(1);
     p.row_scale = static_cast<float>(row_scale);
   }
   if (sinks.has_value()) {

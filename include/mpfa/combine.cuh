@@ -8,6 +8,7 @@
 // loads.
 #pragma once
 
+#include "mpfa/core/sink.cuh"
 #include "mpfa/plan/plan.h"
 #include "mpfa/ptx/cvt.cuh"
 #include "mpfa/ptx/pdl.cuh"
@@ -36,6 +37,7 @@ struct CombineParams {
   // Optional last steps of a split run: LSE += row_term * row_scale; a sink joins as one more
   // state.
   const float* row_term = nullptr;  // [tokens, heads]
+  int64_t row_term_row = 0, row_term_head = 0;
   float row_scale = 0.0f;
   const float* sinks = nullptr;  // [heads], natural log
 };
@@ -193,24 +195,24 @@ __global__ void __launch_bounds__(kCombineWarps * 32)
   }
   ptx::grid_launch_dependents();
 
-  constexpr float kLog2e = 1.4426950408889634f;
-  float merged = total > 0.0f ? __fadd_rn(anchor, log2f(total)) : -INFINITY;
+  // why == and not >: a NaN among the states makes the total NaN, and must reach the output.
+  const bool empty = total == 0.0f;
+  float merged = empty ? -INFINITY : __fadd_rn(anchor, log2f(total));
   if (p.row_term != nullptr) {
-    merged = __fadd_rn(merged, __fmul_rn(p.row_scale, __ldg(p.row_term + job)));
+    const float term = __ldg(p.row_term + token * p.row_term_row + head * p.row_term_head);
+    merged = __fadd_rn(merged, __fmul_rn(p.row_scale, term));
   }
   float keep = 1.0f;
   if (p.sinks != nullptr) {
-    const float sink = __fmul_rn(__ldg(p.sinks + head), kLog2e);
-    const float high = fmaxf(merged, sink), low = fminf(merged, sink);
-    const float both = high == -INFINITY ? high : high + log2f(1.0f + exp2f(low - high));
-    keep = merged == -INFINITY ? 0.0f : exp2f(merged - both);
-    merged = both;
+    const SinkResult joined = join_sink(merged, __ldg(p.sinks + head));
+    merged = joined.lse;
+    keep = joined.keep;
   }
   using OutT = typename Out::Storage;
   OutT* out = static_cast<OutT*>(p.out) + token * p.out_row + head * p.out_head + lane * kPer;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const float y = total > 0.0f ? __fdiv_rn(acc[i], total) : 0.0f;
+    const float y = empty ? 0.0f : __fdiv_rn(acc[i], total);
     acc[i] = p.sinks != nullptr ? __fmul_rn(y, keep) : y;
   }
   store_result<Out, kPer>(out, acc, p.out_vector);

@@ -110,3 +110,105 @@ def test_refusals(target):
         run(o, lse, header[:10], merge, None, out, out_lse, None, 1.0, 0.0, True)
     with pytest.raises(ValueError, match="lse"):
         run(o, lse[:, :2], header, merge, None, out, out_lse, None, 1.0, 0.0, True)
+
+
+def nan_states(where: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four states per head: head 0 is sound, the others hold NaN in one state, in all of them, and in
+    one beside states without keys."""
+    gen = torch.Generator().manual_seed(8)
+    o, lse = torch.randn(4, HEADS, 64, generator=gen), torch.randn(4, HEADS, generator=gen)
+    lse[1:, 3] = -torch.inf
+    if where == "lse":
+        lse[2, 1] = lse[0, 3] = torch.nan
+        lse[:, 2] = torch.nan
+    else:
+        o[2, 1, 5] = o[0, 3, 63] = torch.nan
+        o[:, 2] = torch.nan
+        o[1, 3] = torch.nan  # a state of weight 0, which is not looked at
+    return o, lse
+
+
+def with_sinks(value, merged, sinks):
+    both = torch.logaddexp2(merged, sinks * math.log2(math.e))
+    return value * torch.exp2(merged - both)[..., None], both
+
+
+def assert_same_nan(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=4e-6, atol=4e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("where", ["lse", "o"])
+def test_a_nan_partial_reaches_the_output(where, sinks, target):
+    o, lse = nan_states(where)
+    value, merged = merge_base2(o, lse)
+    assert value.isnan().any() and not value[0].isnan().any()
+    assert merged.isnan().any() == (where == "lse")
+    out, out_lse = torch.zeros(1, HEADS, 64), torch.zeros(1, HEADS)
+    quant.combine().merge_states(o[:, None], lse[:, None], out, out_lse, False)
+    assert_same_nan(out[0], value)
+    assert_same_nan(out_lse[0], merged)
+    sink = torch.tensor([0.5, -1.0, 3.0, -math.inf]) if sinks else None
+    if sinks:
+        value, merged = with_sinks(value, merged, sink)
+    indptr = torch.tensor([0, 4], dtype=torch.int32)
+    out, out_lse = torch.zeros(1, HEADS, 64), torch.zeros(1, HEADS)
+    quant.combine().combine_partials(o, lse, indptr, 1, out, out_lse, None, 0.0, sink, False)
+    assert_same_nan(out[0], value)
+    assert_same_nan(out_lse[0], merged)
+    plan = plan_of([1000], 1, 64)
+    metadata = torch.zeros(plan.metadata_bytes, dtype=torch.uint8)
+    plan.upload(metadata)
+    assert plan.merge_indptr.tolist() == [0, 4]
+    out, out_lse = torch.zeros(1, HEADS, 64), torch.zeros(1, HEADS)
+    quant.combine().run(
+        o, lse, plan.metadata_view(metadata, "header"), plan.merge_indptr, None, out, out_lse, sink,
+        1.0, 0.0, True,
+    )  # fmt: skip
+    assert_same_nan(out[0], value)
+    assert_same_nan(out_lse[0], merged)
+    target.check()
+
+
+def test_a_nan_sink_reaches_the_output(target):
+    """Also where no state has keys."""
+    o, lse = torch.randn(2, HEADS, 64), torch.randn(2, HEADS)
+    lse[:, 1] = -torch.inf
+    sinks = torch.tensor([math.nan, math.nan, 0.0, -math.inf])
+    out, out_lse = torch.zeros(1, HEADS, 64), torch.zeros(1, HEADS)
+    indptr = torch.tensor([0, 2], dtype=torch.int32)
+    quant.combine().combine_partials(o, lse, indptr, 1, out, out_lse, None, 0.0, sinks, False)
+    target.check()
+    value, merged = with_sinks(*merge_base2(o, lse), sinks)
+    assert out[0, :2].isnan().all()
+    assert out_lse[0, :2].isnan().all()
+    assert_same_nan(out[0, 2:], value[2:])
+    assert_same_nan(out_lse[0, 2:], merged[2:])
+
+
+def test_operands_of_any_stride(target):
+    """Whatever an unsplit run accepts as a view: row term, output and LSE."""
+    tokens = 3
+    o, lse = _states(5, HEADS, 64, 9)
+    indptr = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    row_term, sinks = torch.randn(tokens, HEADS) * 20, torch.randn(HEADS)
+
+    def combine(o, lse, row_term, out, out_lse):
+        quant.combine().combine_partials(
+            o, lse, indptr, 1, out, out_lse, row_term, 0.25, sinks, False
+        )
+        target.check()
+        return out.clone(), out_lse.clone()
+
+    want = combine(
+        o, lse, row_term, torch.full((tokens, HEADS, 64), 7.0), torch.full((tokens, HEADS), 7.0)
+    )
+    rows = torch.full((tokens, HEADS + 3), math.nan)
+    rows[:, 1:-2] = row_term
+    for term in (rows[:, 1:-2], row_term.t().contiguous().t()):
+        out = torch.full((HEADS, tokens, 67), 7.0).transpose(0, 1)[..., 1:65]
+        got = combine(o, lse, term, out, torch.full((HEADS, tokens), 7.0).t())
+        assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1])
+    with pytest.raises(ValueError, match=r"row_term: must be of shape \[tokens, heads\]"):
+        combine(o, lse, row_term[:2], torch.zeros(tokens, HEADS, 64), torch.zeros(tokens, HEADS))

@@ -80,8 +80,9 @@ __device__ __forceinline__ void store_rows(const Params& p, const WorkItem& item
     float lse = empty ? -INFINITY : state.reference[r] + ptx::lg2(sum);
     if (!partial && a.sinks != nullptr) {
       const float sink = __ldg(a.sinks + rows[r].head) * kLog2e;
+      // A NaN of either side goes on into both results, through ex2(NaN - top).
       const float top = fmaxf(lse, sink);
-      if (top != -INFINITY) {
+      if (lse != -INFINITY || sink != -INFINITY) {
         const float with_sink = top + ptx::lg2(ptx::ex2(lse - top) + ptx::ex2(sink - top));
         factor *= ptx::ex2(lse - with_sink);
         lse = with_sink;

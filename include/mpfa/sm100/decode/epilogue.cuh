@@ -2,6 +2,7 @@
 // End of an item: O / l to the output or the partial buffers, and the log-sum-exp.
 #pragma once
 
+#include "mpfa/core/sink.cuh"
 #include "mpfa/sm100/decode/softmax.cuh"
 
 namespace mpfa::sm100::decode {
@@ -21,11 +22,9 @@ __device__ __forceinline__ void finish_row(const AttentionParams& a, const WorkI
   }
   if (a.logits_soft_cap == 0.0f) lse += a.sm_scale_log2 * row_term;
   if (a.sinks != nullptr) {
-    const float sink = __ldg(a.sinks + head) * kLog2e;
-    const float high = fmaxf(lse, sink), low = fminf(lse, sink);
-    const float both = high == -INFINITY ? high : high + log2f(1.0f + exp2f(low - high));
-    *keep = lse == -INFINITY ? 0.0f : exp2f(lse - both);
-    lse = both;
+    const SinkResult joined = join_sink(lse, __ldg(a.sinks + head));
+    lse = joined.lse;
+    *keep = joined.keep;
   }
   a.lse[(t.first_token + i) * a.lse_token + head * a.lse_head] = lse;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "mpfa/core/sink.cuh"
 #include "mpfa/ptx/f32x2.cuh"
 #include "mpfa/ptx/fence.cuh"
 #include "mpfa/ptx/mbarrier.cuh"
@@ -172,12 +173,9 @@ class CorrectionRole {
       lse += p.sm_scale_log2 * __ldg(reinterpret_cast<const float*>(p.row_term.row(q_row, head)));
     }
     if (p.sinks != nullptr) {
-      const float sink = __ldg(p.sinks + head) * kLog2e;
-      const float top = fmaxf(lse, sink);
-      const float anchor = top == kNegInf ? 0.0f : top;
-      const float with_sink = anchor + log2f(exp2f(lse - anchor) + exp2f(sink - anchor));
-      if (lse != kNegInf) factor *= exp2f(lse - with_sink);
-      lse = with_sink;
+      const SinkResult joined = join_sink(lse, __ldg(p.sinks + head));
+      factor *= joined.keep;
+      lse = joined.lse;
     }
     p.lse[q_row * p.lse_token + head * p.lse_head] = lse;
     return factor;
