@@ -126,10 +126,18 @@ inline KvOperand kv_operand(const Call& call, const char* name, const TensorView
 }
 
 // Every address that a kernel forms from `t` is a multiple of `alignment` bytes (bulk copies and
-// vector loads).
+// vector loads; docs/formats.md lists who asks for what).
 inline void require_aligned(const char* name, const TensorView& t, int64_t alignment) {
-  require(t.numel() == 0 || is_aligned(t, alignment), name, t,
-          "aligned to " + std::to_string(alignment) + " bytes in every row");
+  if (t.numel() == 0 || is_aligned(t, alignment)) return;
+  std::string strides;
+  for (int i = 0; i < t.ndim(); ++i) {
+    strides += (i ? ", " : "") + std::to_string(byte_stride(t, i));
+  }
+  TVM_FFI_THROW(ValueError) << name << ": must be aligned to " << alignment
+                            << " bytes in every row, got an address of "
+                            << reinterpret_cast<uintptr_t>(t.data_ptr()) % alignment << " modulo "
+                            << alignment << " and strides of [" << strides << "] bytes for shape "
+                            << shape_text(t);
 }
 
 template <class T>
@@ -331,6 +339,9 @@ inline Attention make_attention(const AttentionTensors& t, KvFormat format, int6
   if (!(p.logits_soft_cap >= 0.0f && std::isfinite(p.logits_soft_cap))) {
     TVM_FFI_THROW(ValueError) << "logits_soft_cap: must be finite and >= 0, got "
                               << t.logits_soft_cap;
+  }
+  if (p.logits_soft_cap > 0.0f) {
+    p.soft_cap_ratio = static_cast<float>(t.sm_scale / t.logits_soft_cap);
   }
   return a;
 }

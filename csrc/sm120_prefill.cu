@@ -31,10 +31,8 @@ mpfa::sm120::TensorMap operand_map(const char* name, const TensorView& t, const 
       Config::kHeadDim == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   // why: the strides of dimensions of one element (and of no page) are not checked but must encode.
   const auto stride = [](int64_t bytes, int64_t size) { return size > 1 ? bytes : int64_t{16}; };
-  // A tensor without elements may have no address; its map is never used.
-  const void* data = t.numel() > 0 ? t.data_ptr() : a.params.out;
   const CUtensorMap map =
-      make_tensor_map(name, CU_TENSOR_MAP_DATA_TYPE_UINT8, data,
+      make_tensor_map(name, CU_TENSOR_MAP_DATA_TYPE_UINT8, t.data_ptr(),
                       {{Config::kHeadDim, 1, static_cast<uint32_t>(Config::kHeadDim)},
                        {rows, stride(operand.row, rows), box_rows},
                        {a.params.num_kv_heads, stride(operand.head, a.params.num_kv_heads), 1},
@@ -62,10 +60,6 @@ void launch(const AttentionTensors& t) {
   p.page_mask = a.paged ? page_size - 1 : 0x7fffffff;
   p.num_pages = a.paged ? static_cast<int32_t>(a.num_pages) : 1;
   p.box_rows = a.paged && page_size < Config::kKvBlock ? page_size : int32_t{Config::kKvBlock};
-  p.soft_cap_factor =
-      a.params.logits_soft_cap > 0.0f
-          ? static_cast<float>(2 * 1.4426950408889634 * t.sm_scale / t.logits_soft_cap)
-          : 0.0f;
   p.k_map = operand_map("k", t.k, a, a.params.k, p.box_rows);
   p.v_map = operand_map("v", t.v, a, a.params.v, p.box_rows);
   const auto kernel = mpfa::sm120::sm120_prefill<Config>;

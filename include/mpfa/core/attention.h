@@ -69,6 +69,7 @@ struct AttentionParams {
   float sm_scale = 0.0f;
   float sm_scale_log2 = 0.0f;    // sm_scale * log2(e)
   float logits_soft_cap = 0.0f;  // 0 = none
+  float soft_cap_ratio = 0.0f;   // sm_scale / logits_soft_cap
 };
 
 }  // namespace mpfa

@@ -66,11 +66,10 @@ struct Params {
   TensorMap k_map;
   TensorMap v_map;
   AttentionParams attention;
-  int32_t page_shift;     // log2 of the page size; not used when ragged
-  int32_t page_mask;      // page size - 1; ragged: all ones, everything is page 0
-  int32_t num_pages;      // of the cache; ragged: 1
-  int32_t box_rows;       // tokens of one copy: min(page size, kKvBlock)
-  float soft_cap_factor;  // 2 log2(e) sm_scale / cap
+  int32_t page_shift;  // log2 of the page size; not used when ragged
+  int32_t page_mask;   // page size - 1; ragged: all ones, everything is page 0
+  int32_t num_pages;   // of the cache; ragged: 1
+  int32_t box_rows;    // tokens of one copy: min(page size, kKvBlock)
 };
 
 // P' = 2^8 at the row's largest key so far, which is an e4m3 value; a block whose own maximum is

@@ -239,7 +239,7 @@ struct MmaWarp {
           }
         }
       } else {
-        if (capped) cap_scores<C>(s, a.logits_soft_cap, p.soft_cap_factor);
+        if (capped) cap_scores<C>(s, a.logits_soft_cap, a.soft_cap_ratio);
         if (!inside(block, keys.every)) mask_scores<C>(s, keys.rows, first, t);
       }
       finish_block(s, lambda, t);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "mpfa/core/mask.cuh"
+#include "mpfa/core/soft_cap.cuh"
 #include "mpfa/ptx/math.cuh"
 #include "mpfa/sm120/config.h"
 
@@ -54,15 +55,13 @@ __device__ __forceinline__ void mask_scores(float (&s)[C::kScoreTiles][4], const
   }
 }
 
-// cap tanh(S sm_scale / cap), with `factor` = 2 log2(e) sm_scale / cap. why not tanh.approx: its
-// 2^-11 would be 0.015 in the exponent at cap 30.
 template <class C>
-__device__ __forceinline__ void cap_scores(float (&s)[C::kScoreTiles][4], float cap, float factor) {
+__device__ __forceinline__ void cap_scores(float (&s)[C::kScoreTiles][4], float cap, float ratio) {
 #pragma unroll
   for (int j = 0; j < C::kScoreTiles; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      s[j][i] = cap * (1.0f - 2.0f * ptx::rcp(1.0f + ptx::ex2(s[j][i] * factor)));
+      s[j][i] = soft_cap(s[j][i], cap, ratio);
     }
   }
 }

@@ -36,12 +36,6 @@ def run(case: Case, modules, dtype=torch.float32, inputs=None):
     return inputs, decode_cases.run(modules[str(case.head_dim)], modules["combine"], inputs, dtype)
 
 
-def gate(case: Case) -> float:
-    """Relative L2 per (token, head). Under a soft cap the last bits of tanh, which libraries do not
-    share, may move a P across a boundary of e4m3: seen once in 52 cases, 3.8e-3 in one row."""
-    return 2e-3 if case.soft_cap == 0.0 else 1e-2
-
-
 def check(case: Case, modules, simulator) -> None:
     inputs, got = run(case, modules)
     simulator.check()
@@ -49,7 +43,7 @@ def check(case: Case, modules, simulator) -> None:
     assert "sm100_decode" in launches[0]["kernel"]
     assert launches[0]["tcgen05_mma"] == expected_mmas(inputs)
     assert all("combine_states" in x["kernel"] for x in launches[1:])
-    assert decode_cases.faults(got, decode_cases.replay(inputs), rel=gate(case)) == []
+    assert decode_cases.faults(got, decode_cases.replay(inputs)) == []
 
 
 @pytest.mark.parametrize("case", fast_cases(), ids=lambda case: case.name)
@@ -196,6 +190,44 @@ def test_against_float64_attention(compensation, channels, modules, simulator):
     assert cosine > 0.95
     assert rel < 0.2
     assert (lse.double() * math.log(2) - truth_lse).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window_left", [2**31 - 2, 2**31 - 1])
+def test_a_window_larger_than_everything(window_left, causal, modules, simulator):
+    """Also for query tokens in front of the first key, whose positions are negative."""
+    case = Case((2, 0, 140), 2, 64, 16, q_len=8, causal=causal, window_left=window_left, seed=6)
+    inputs, got = run(case, modules)
+    assert decode_cases.faults(got, decode_cases.replay(inputs)) == []
+    _, plain = run(replace(case, window_left=-1), modules)
+    assert torch.equal(got[0], plain[0])
+    assert torch.equal(got[1], plain[1])
+
+
+@pytest.mark.parametrize("soft_cap", [30.0, 300.0, 1e4, 1e6])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_large_soft_caps(head_dim, soft_cap, modules, simulator):
+    """A cap far above the scores changes them little: tanh needs its relative precision."""
+    case = Case(
+        (257, 90), 4, head_dim, 64, "mean", q_len=2, soft_cap=soft_cap, scale=2.0, k_bias=2.0, seed=21
+    )  # fmt: skip
+    inputs, got = run(case, modules)
+    assert decode_cases.faults(got, decode_cases.replay(inputs), lse_tolerance=1e-6) == []
+
+
+@pytest.mark.parametrize("split_tokens", [None, 128])
+def test_a_nan_sink_reaches_the_output(split_tokens, modules, simulator):
+    """Its own head only, and also where a row sees no key."""
+    case = Case((300, 0), 4, 64, 64, sinks=True, split_tokens=split_tokens, seed=7)
+    inputs = decode_cases.build(case)
+    _, (want, want_lse) = run(case, modules, inputs=replace(inputs))
+    inputs.sinks[2] = math.nan
+    _, (out, lse) = run(case, modules, inputs=inputs)
+    assert out[:, 2].isnan().all()
+    assert lse[:, 2].isnan().all()
+    others = [0, 1, 3]
+    assert torch.equal(out[:, others], want[:, others])
+    assert torch.equal(lse[:, others], want_lse[:, others])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

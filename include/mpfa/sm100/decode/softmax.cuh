@@ -3,6 +3,7 @@
 // and 8 or 16 columns at a time; of O^T one channel.
 #pragma once
 
+#include "mpfa/core/soft_cap.cuh"
 #include "mpfa/ptx/cvt.cuh"
 #include "mpfa/ptx/elect.cuh"
 #include "mpfa/ptx/math.cuh"
@@ -23,11 +24,6 @@ __device__ __forceinline__ void softmax_sync() {
 
 __device__ __forceinline__ float bf16_to_float(uint32_t bits) {
   return __uint_as_float(bits << 16);
-}
-
-// 1 - 2 / (1 + e^2x): absolute error below 2^-22, which is all that cap * tanh needs.
-__device__ __forceinline__ float tanh_exp(float x) {
-  return 1.0f - 2.0f * ptx::rcp(1.0f + ptx::ex2(2.0f * kLog2e * x));
 }
 
 // N columns of this warp's lanes.
@@ -128,10 +124,9 @@ struct SoftmaxLoop {
       }
     }
     if (a.logits_soft_cap > 0.0f) {
-      const float scale = a.sm_scale / a.logits_soft_cap;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        x[i] = a.logits_soft_cap * tanh_exp((x[i] + s.row_term[first + i]) * scale);
+        x[i] = soft_cap(x[i] + s.row_term[first + i], a.logits_soft_cap, a.soft_cap_ratio);
       }
     }
     if (masked) {

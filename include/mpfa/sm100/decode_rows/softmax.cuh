@@ -116,10 +116,9 @@ struct SoftmaxLoop {
       }
     }
     if (a.logits_soft_cap > 0.0f) {
-      const float scale = a.sm_scale / a.logits_soft_cap;
 #pragma unroll
       for (int i = 0; i < kKeys; ++i) {
-        x[i] = a.logits_soft_cap * decode::tanh_exp((x[i] + r.row_term) * scale);
+        x[i] = soft_cap(x[i] + r.row_term, a.logits_soft_cap, a.soft_cap_ratio);
       }
     }
     if (masked) {
