@@ -162,7 +162,10 @@ def attend_tile(
         exponent_scale = LOG2E
     mask = visible_mask(tile, num_rows, scores.device)
     scores = scores.masked_fill(~mask, -torch.inf).flatten(1, 2)
-    v = kv.v[tile.kv_begin : tile.kv_end].transpose(0, 1)
+    # Keys that no row of the tile sees, such as those in pages that a window has left, may hold
+    # anything, and 0 * NaN is NaN.
+    hidden = ~mask.any(dim=0)[:, None, None]
+    v = kv.v[tile.kv_begin : tile.kv_end].masked_fill(hidden, 0.0).transpose(0, 1)
     # Kernels take the factor as fp32.
     factor = float(torch.tensor(exponent_scale, dtype=torch.float32, device="cpu"))
     o, lse = online_softmax(scores, v, factor, scheme)
@@ -295,11 +298,12 @@ def _walk_tile_exponents(
         argument = scores[chunk].double() * exponent_scale + bias[chunk].double().unsqueeze(-1)
         p = _exp2_rows(argument.float())
         sums = p.sum(dim=-1)
-        products = _products(e4m3_decode(e4m3_encode(p)), v[chunk])
+        products = e4m3_decode(e4m3_encode(p)).double() @ v[chunk].double()
         for j in range(p.shape[0]):
             alpha, w = factor[first + j], weight[first + j]
             total = alpha * total + w * sums[j]
-            o = alpha.unsqueeze(-1) * o + w.unsqueeze(-1) * products[j]
+            # why fp64: P' is up to 2^8 P, and a product of it with V may pass the end of fp32.
+            o = alpha.unsqueeze(-1) * o + (w.double().unsqueeze(-1) * products[j]).float()
     empty = total == 0
     # The kernel multiplies by the rounded reciprocal. A NaN among the inputs is no empty row.
     inverse = torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, total))

@@ -359,6 +359,31 @@ def test_one_visible_key_gives_its_value(scheme: Scheme) -> None:
     torch.testing.assert_close(lse[:, :, 0].double(), want, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES, ids=SCHEME_IDS)
+def test_values_that_no_row_sees_may_be_nan(scheme: Scheme) -> None:
+    gen = torch.Generator().manual_seed(4)
+    k, v = torch.randn(200, 1, 64, generator=gen), torch.randn(200, 1, 64, generator=gen)
+    q = QueryOperands(torch.randn(5, 1, 64, generator=gen))
+    tile = TileSpec(0, 5, 200, 0, 200, True, 40, 0.125, 0.0)
+    want = attend_tile(q, KVOperands(k, v), [0], 1, tile, scheme)
+    k[: 200 - 5 - 40], v[: 200 - 5 - 40] = torch.nan, torch.nan
+    got = attend_tile(q, KVOperands(k, v), [0], 1, tile, scheme)
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_values_near_the_end_of_float32(block: int) -> None:
+    """Block scales reach P V before it is rounded to fp32, as in the MMA."""
+    gen = torch.Generator().manual_seed(5)
+    k, v = torch.zeros(130, 1, 64), torch.rand(130, 1, 64, generator=gen) + 0.5
+    tile = TileSpec(0, 1, 130, 0, 130, False, -1, 0.125, 0.0)
+    q, scheme = QueryOperands(torch.zeros(1, 1, 64)), Scheme(block, "tile")
+    o, _ = attend_tile(q, KVOperands(k, v * 2.0**115), [0], 1, tile, scheme)
+    want, _ = attend_tile(q, KVOperands(k, v), [0], 1, tile, scheme)
+    assert torch.equal(o, want * 2.0**115)
+
+
 def test_walk_is_last_to_first() -> None:
     """With the sink in block 0, the reverse walk codes early blocks at their own maximum."""
     lk = 256

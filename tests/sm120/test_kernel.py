@@ -8,6 +8,7 @@ rows past the batch); all watchers are on and asynchronous copies land as late a
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sm120_cases import (
     Case,
     Inputs,
     assert_as_replayed,
+    build,
     built,
     expected_mmas,
     launch,
@@ -182,6 +184,86 @@ def test_no_page_id_reads_outside(head_dim, bad, modules, simulator) -> None:
     finally:
         kv_indices.copy_(saved)
     assert not got.out.isnan().any()
+
+
+def give_away(inputs: Inputs) -> int:
+    """NaN in all bytes of tokens that no query of their request sees any more; how many."""
+    case, e = inputs.case, 0
+    for b, (lq, lk) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
+        left = max(lk - lq - case.window_left, 0)
+        e += left
+        start = int(inputs.plan.kv_indptr[b])
+        row = sum(case.kv_lens[:b])
+        block = sum(-(-x // 32) for x in case.kv_lens[:b])
+        if case.page_size is None:
+            for t in (inputs.k, inputs.k_scale, inputs.v):
+                t[row : row + left] = 0xFF
+            inputs.v_scale[block : block + left // 32] = 0xFF
+            continue
+        for i, page in enumerate(inputs.plan.kv_indices[start:].tolist()):
+            n = min(max(left - i * case.page_size, 0), case.page_size)
+            for t in (inputs.k, inputs.k_scale, inputs.v):
+                t[page, :, :n] = 0xFF
+            inputs.v_scale[page, :, : n // 32] = 0xFF
+            if n < case.page_size:
+                break
+    return e
+
+
+@pytest.mark.parametrize("partition", [0, 128])
+@pytest.mark.parametrize("page_size", [32, 64, 128, None])
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_garbage_that_the_window_left(
+    head_dim, mode, page_size, partition, modules, simulator
+) -> None:
+    """Tokens that a sliding window has left may hold anything, also in a block that it still sees."""
+    q_lens = (1, 1, 1) if mode == "decode" else (5, 140, 3)
+    case = Case(
+        head_dim, q_lens, (400, 311, 60), 1, 2, page_size, causal=True, window_left=77, mode=mode,
+        partition=partition, seed=13,
+    )  # fmt: skip
+    inputs = build(case)
+    assert give_away(inputs) > 300
+    assert_as_replayed(inputs, launch(inputs, modules[head_dim], simulator))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window_left", [2**31 - 2, 2**31 - 1])
+def test_a_window_larger_than_everything(window_left, causal, modules, simulator) -> None:
+    """Also for query tokens in front of the first key, whose positions are negative."""
+    case = Case(64, (70, 3, 9), (9, 0, 140), 1, 2, causal=causal, window_left=window_left, seed=6)
+    inputs = built(case)
+    got = launch(inputs, modules[64], simulator)
+    assert_as_replayed(inputs, got)
+    plain = launch(built(replace(case, window_left=-1)), modules[64], simulator)
+    assert torch.equal(got.out, plain.out)
+    assert torch.equal(got.lse, plain.lse)
+
+
+@pytest.mark.parametrize("soft_cap", [30.0, 300.0, 1e4, 1e6])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_large_soft_caps(head_dim, soft_cap, modules, simulator) -> None:
+    """A cap far above the scores changes them little, whatever tanh's last bits are."""
+    case = Case(head_dim, (33,), (300,), 1, 2, soft_cap=soft_cap, data="biased", seed=14)
+    inputs = built(case)
+    got = launch(inputs, modules[head_dim], simulator)
+    assert_as_replayed(inputs, got)
+    torch.testing.assert_close(got.lse, replay(inputs).lse, rtol=2e-6, atol=2e-6)
+
+
+def test_a_nan_sink_reaches_the_output(modules, simulator) -> None:
+    """Its own head only, and also where a row sees no key."""
+    case = Case(64, (30,), (12,), 1, 3, causal=True, sinks=True, seed=15)
+    inputs = built(case)
+    want = launch(inputs, modules[64], simulator)
+    sinks = inputs.sinks.clone()
+    sinks[1] = torch.nan
+    got = launch(inputs, modules[64], simulator, sinks=sinks)
+    assert got.out[:, 1].isnan().all()
+    assert got.lse[:, 1].isnan().all()
+    assert torch.equal(got.out[:, ::2], want.out[:, ::2])
+    assert torch.equal(got.lse[:, ::2], want.lse[:, ::2])
 
 
 def test_no_sink_is_minus_infinity(modules, simulator) -> None:

@@ -2,6 +2,7 @@
 // The producer warp: K and V by TMA, scales through registers, one ring stage per KV block.
 #pragma once
 
+#include "mpfa/core/mask.cuh"
 #include "mpfa/core/ring.cuh"
 #include "mpfa/ptx/elect.cuh"
 #include "mpfa/ptx/fence.cuh"
@@ -20,24 +21,37 @@ struct KvSource {
   int32_t first_row;     // ragged: token of the batch at which the request starts
   int32_t first_block;   // ragged: row of v_scale
   int32_t kv_len;
-  int32_t num_pages;  // page ids that the request has
+  int32_t begin;  // first key that a row of the tile sees
 };
 
-__device__ __forceinline__ KvSource kv_source(const Params& p, int32_t request) {
+// First key that the tile's first row sees; the rows below see none before it. Pages in front of it
+// may have been given away.
+__device__ __forceinline__ int32_t first_visible_key(const PlanView& plan, const WorkItem& item,
+                                                     int32_t kv_len) {
+  const int32_t qo_len =
+      __ldg(plan.qo_indptr + item.request + 1) - __ldg(plan.qo_indptr + item.request);
+  const MaskParams mask = {kv_len - qo_len, item.kv_begin, item.kv_end,
+                           __ldg(&plan.header->window_left), false};
+  return visible_keys(mask, item.q_begin).begin;
+}
+
+__device__ __forceinline__ KvSource kv_source(const Params& p, const WorkItem& item) {
   const PlanView& plan = p.attention.plan;
+  const int32_t request = item.request;
   const int32_t start = __ldg(plan.kv_indptr + request);
   const int32_t kv_len = __ldg(plan.kv_len + request);
+  const int32_t begin = first_visible_key(plan, item, kv_len);
   if (plan.kv_indices == nullptr) {
-    return {nullptr, start, __ldg(plan.v_block_indptr + request), kv_len, 1};
+    return {nullptr, start, __ldg(plan.v_block_indptr + request), kv_len, begin};
   }
-  return {plan.kv_indices + start, 0, 0, kv_len, __ldg(plan.kv_indptr + request + 1) - start};
+  return {plan.kv_indices + start, 0, 0, kv_len, begin};
 }
 
 // Page of a token. Tokens past the end take the last page: their rows are masked and cleared, but
 // the copy must come from somewhere.
 __device__ __forceinline__ int32_t page_of(const Params& p, const KvSource& kv, int32_t token) {
   if (kv.pages == nullptr) return 0;
-  return __ldg(kv.pages + min(token >> p.page_shift, kv.num_pages - 1));
+  return __ldg(kv.pages + (min(token, kv.kv_len - 1) >> p.page_shift));
 }
 
 template <class C>
@@ -56,7 +70,8 @@ struct Producer {
   uint32_t value_scale[C::kTokenBlocks];  // channels 4 lane .. 4 lane + 3 of token block i
 
   // why registers and not asynchronous copies: a K scale row of head_dim 64 has two bytes, V's
-  // scales are transposed here, and blocks without a valid token get scale 1 whatever memory holds.
+  // scales are transposed here, and blocks without a visible token get scale 1 whatever memory
+  // holds.
   __device__ __forceinline__ void load_scales(const KvSource& kv, int32_t first) {
     const AttentionParams& a = p.attention;
 #pragma unroll
@@ -70,7 +85,8 @@ struct Producer {
         key_scale[i] = __ldg(reinterpret_cast<const KeyScale*>(row));
       }
       value_scale[i] = 0x7f7f7f7f;
-      if (block_token < kv.kv_len && readable && 4 * lane < C::kHeadDim) {
+      if (block_token < kv.kv_len && block_token + 32 > kv.begin && readable &&
+          4 * lane < C::kHeadDim) {
         const int32_t row = kv.first_block + ((block_token & p.page_mask) >> 5);
         value_scale[i] =
             __ldg(reinterpret_cast<const uint32_t*>(a.v_scale.at(page, kv_head, row)) + lane);
@@ -112,12 +128,14 @@ struct Producer {
     }
   }
 
-  // The rows of V past the end of the sequence hold anything, and 0 * NaN is NaN: they become 0.
-  // K needs nothing, its scores are replaced before they are used.
-  __device__ __forceinline__ void clear_tail(int32_t valid_rows) {
+  // Rows of V outside [begin, end) of the block, past the end of the sequence or left by the
+  // window, hold anything, and 0 * NaN is NaN: they become 0. K needs nothing, its scores are
+  // replaced before they are used.
+  __device__ __forceinline__ void clear_hidden(int32_t begin, int32_t end) {
     const uint32_t v = ptx::smem_address(shared.v[ring.index]);
-    for (int32_t at = valid_rows * C::kHeadDim + 16 * lane; at < C::kOperandBytes; at += 16 * 32) {
-      ptx::st_shared_v4(v + at, make_uint4(0, 0, 0, 0));
+    for (int32_t at = 16 * lane; at < C::kOperandBytes; at += 16 * 32) {
+      const int32_t row = at / C::kHeadDim;
+      if (row < begin || row >= end) ptx::st_shared_v4(v + at, make_uint4(0, 0, 0, 0));
     }
     // The next copy into this stage comes from the async proxy.
     ptx::fence_proxy_async_shared();
@@ -128,17 +146,17 @@ struct Producer {
     const uint32_t full = ptx::smem_address(&shared.full[ring.index]);
     ptx::mbarrier_wait(ptx::smem_address(&shared.empty[ring.index]), ring.phase ^ 1);
     store_scales();
-    const bool tail = first + C::kKvBlock > kv.kv_len;
-    if (tail) {
+    const bool partial = first + C::kKvBlock > kv.kv_len || first < kv.begin;
+    if (partial) {
       const uint32_t bar = ptx::smem_address(&shared.tail);
       if (ptx::elect_one()) copy_operands(kv, first, bar);
       ptx::mbarrier_wait(bar, tail_phase);
       tail_phase ^= 1;
-      clear_tail(kv.kv_len - first);
+      clear_hidden(kv.begin - first, kv.kv_len - first);
     }
     __syncwarp();  // the scales (and zeros) of all lanes are before the arrival
     if (ptx::elect_one()) {
-      if (tail) {
+      if (partial) {
         ptx::mbarrier_arrive(full);
       } else {
         copy_operands(kv, first, full);
@@ -153,7 +171,7 @@ struct Producer {
     for (int32_t i = __ldg(plan.worker_indptr + blockIdx.x); i < end; ++i) {
       const WorkItem item = load_item(plan.items, i);
       if (item.request < 0) continue;
-      const KvSource kv = kv_source(p, item.request);
+      const KvSource kv = kv_source(p, item);
       for (int32_t b = ceil_div(max(item.kv_end - item.kv_begin, 0), C::kKvBlock); b-- > 0;) {
         load_block(kv, item.kv_begin + b * C::kKvBlock);
       }
