@@ -118,6 +118,23 @@ def test_request_longer_than_int32(request_of):
         make_plan(request)
 
 
+@pytest.mark.parametrize("last,allowed", [(0, True), (1, False), (127, False)])
+def test_a_block_past_the_end_stays_inside_int32(request_of, last, allowed):
+    """Kernels compute begin + 128 of the last block in int32."""
+    pages = (1 << 24) - 1
+    request = dataclasses.replace(
+        request_of([1], [1], page_size=128),
+        kv_indptr=ints(0, pages + (last > 0)),
+        kv_indices=torch.zeros(pages + 1, dtype=torch.int32),
+        last_page_len=ints(last or 128),
+    )
+    if allowed:
+        assert int(make_plan(request).items[:, 5].max()) == pages * 128 + last
+        return
+    with pytest.raises(ValueError, match="KV tokens: at most 2147483520 are allowed"):
+        make_plan(request)
+
+
 def test_too_many_partial_rows(request_of):
     request = request_of(
         [1 << 12] * 8, [1 << 23] * 8, q_tile_tokens=4096, kv_block=1, partition_tokens=16

@@ -28,7 +28,8 @@ MPFA_HOST_DEVICE inline KeyRange visible_keys(const MaskParams& m, int32_t token
   const int32_t position = token + m.shift;
   KeyRange r = {m.kv_begin, m.kv_end};
   if (m.causal && position + 1 < r.end) r.end = position + 1;
-  if (m.window_left >= 0 && position - m.window_left > r.begin) r.begin = position - m.window_left;
+  // why not position - window_left > begin: it overflows for negative positions and large windows.
+  if (m.window_left >= 0 && position - r.begin > m.window_left) r.begin = position - m.window_left;
   return r;
 }
 

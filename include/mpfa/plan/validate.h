@@ -110,6 +110,9 @@ inline PlanError check_indptr(const char* argument, const int32_t* indptr, int64
   return {PlanErrorCode::kIndptrOrder, argument, b, b + 1, indptr[b + 1], indptr[b]};
 }
 
+// Kernels compute the end of a block of up to 128 keys, begin + 128, in int32.
+constexpr int64_t kMaxKvTokens = kInt32Max - 127;
+
 // Lengths: fills kv_len [batch_size] and its sum.
 inline PlanError check_lengths(const PlanInput& in, std::vector<int32_t>* kv_len, int64_t* nnz_kv) {
   const PlanParams& p = in.params;
@@ -126,8 +129,8 @@ inline PlanError check_lengths(const PlanInput& in, std::vector<int32_t>* kv_len
       }
       tokens = tokens > 0 ? (tokens - 1) * p.page_size + last : 0;
     }
-    if (tokens > kInt32Max) {
-      return {PlanErrorCode::kKvTooLong, "kv_indptr", b, b + 1, tokens, kInt32Max};
+    if (tokens > kMaxKvTokens) {
+      return {PlanErrorCode::kKvTooLong, "kv_indptr", b, b + 1, tokens, kMaxKvTokens};
     }
     (*kv_len)[b] = static_cast<int32_t>(tokens);
     *nnz_kv += tokens;
