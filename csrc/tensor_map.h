@@ -36,13 +36,18 @@ inline CUtensorMap make_tensor_map(const char* name, CUtensorMapDataType type, c
   cuuint64_t sizes[kMaxRank], strides[kMaxRank];
   cuuint32_t box[kMaxRank], steps[kMaxRank];
   cuuint32_t rank = 0;
+  bool empty = false;
   for (const MapDim& dim : dims) {
     // why: a tensor without elements still needs a map; nothing is ever copied through it.
+    empty = empty || dim.size <= 0;
     sizes[rank] = dim.size > 0 ? static_cast<cuuint64_t>(dim.size) : 1;
     if (rank > 0) strides[rank - 1] = static_cast<cuuint64_t>(dim.stride);
     box[rank] = dim.box;
     steps[rank++] = 1;
   }
+  // why: such a tensor may have no memory, and the encoder refuses a null address.
+  alignas(128) static unsigned char nowhere[128];
+  if (empty) data = nowhere;
   // why a struct: GCC 12 gives a returned CUtensorMap a place of 16-byte alignment; the encoder
   // needs the type's own 64.
   struct Aligned {

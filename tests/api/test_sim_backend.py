@@ -7,6 +7,9 @@ of plan and operand, split and combine, statistics, graphs, and what happens whe
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 import torch
 from attention_cases import (
@@ -14,6 +17,7 @@ from attention_cases import (
     assert_lse_close,
     assert_same_bits,
     head_rel_l2,
+    int32,
     make_batch,
     offsets,
     paged,
@@ -216,17 +220,90 @@ def test_an_empty_batch_launches_nothing(simulator) -> None:
     assert out.shape == (0, 6, DIM) and lse.shape == (0, 6) and entries(simulator) == []
 
 
+@pytest.mark.parametrize("format,compensation,channels", FORMATS, ids=IDS)
+@pytest.mark.parametrize("kind", ["raw", "quantised", "no page"])
+def test_no_keys_at_all(simulator, kind, format, compensation, channels) -> None:
+    """0 and the LSE of the sinks, from tensors of no token and a cache of no page."""
+    data = make_batch([7], [40], 6, 2, DIM, seed=4)
+    stats = static_stats(data, compensation, channels)
+    config = mpfa.KVCacheConfig(format, 2, DIM, 64, 6, compensation, channels)
+    k, v = data.k[0][:0], data.v[0][:0]
+    sinks = torch.linspace(-3.0, 4.0, 6)
+    if kind == "raw":
+        out, lse = mpfa.single_prefill(
+            data.q[0], k, v, format=format, compensation=compensation, channels=channels,
+            stats=None if compensation == "mean" else stats, sinks=sinks, return_lse=True,
+            backend="sim",
+        )  # fmt: skip
+    else:
+        args, bound = (offsets([7]), offsets([0])), stats
+        if kind == "quantised":
+            kv = mpfa.quantize_kv(k, v, config, args[1], stats)
+        else:
+            kv, bound = mpfa.PagedKVCache.allocate(config, 0, "cpu", stats), None
+            args = (*args, int32([]), int32([0]))
+        options = {"num_qo_heads": 6, "num_kv_heads": 2, "head_dim": DIM, "config": config}
+        size = mpfa.workspace_size(*args, num_sm=148, **options)
+        wrapper = mpfa.BatchPrefillWrapper(torch.empty(size, dtype=torch.uint8), backend="sim")
+        wrapper.plan(*args, **options)
+        out, lse = wrapper.run(data.q[0], kv, stats=bound, sinks=sinks, return_lse=True)
+    assert len(entries(simulator)) == 1
+    assert out.shape == (7, 6, DIM) and (out == 0).all()
+    assert_lse_close(lse, (sinks / math.log(2.0)).expand(7, 6), 1e-5)
+
+
+@pytest.mark.parametrize("pdl", ["off", "start"])
 @pytest.mark.parametrize("format", READY)
-def test_a_failed_launch_raises_with_its_report(simulator, format) -> None:
-    """Metadata damaged after plan(), which run() does not look at: rows far outside q and out."""
+def test_a_failed_launch_raises_with_its_report(simulator, format, pdl) -> None:
+    """Metadata damaged after plan(), which run() does not look at: rows far outside q and out.
+
+    With pdl="start" the simulator runs a launch after the call that made it has returned.
+    """
     from mpfa.sim import SimulationError
 
     setup = Setup("paged", format)
     wrapper = setup.wrapper("sim")
     wrapper.plan(*setup.args, **setup.options)
     wrapper._plan.metadata_view(wrapper._metadata, "qo_indptr").add_(1 << 24)
-    with pytest.raises(SimulationError, match="(?s)" + entry_of(format, "prefill")):
+    with (
+        simulator.options(pdl=pdl),
+        pytest.raises(SimulationError, match="(?s)" + entry_of(format, "prefill")),
+    ):
         wrapper.run(setup.q, setup.kv)
+
+
+@pytest.mark.parametrize("format", READY)
+def test_a_later_error_is_not_told_with_an_earlier_report(simulator, format) -> None:
+    """A RuntimeError without a launch stays what it is, whatever the simulator said before."""
+    from mpfa.sim import SimulationError
+
+    class NoMemory:
+        def run(self, *args) -> None:
+            raise RuntimeError("cannot get shared memory")
+
+    setup = Setup("paged", format)
+    wrapper = setup.wrapper("sim")
+    wrapper.plan(*setup.args, **setup.options)
+    wrapper._plan.metadata_view(wrapper._metadata, "qo_indptr").add_(1 << 24)
+    with pytest.raises(SimulationError):
+        wrapper.run(setup.q, setup.kv)
+    assert simulator.last_message()
+    wrapper.plan(*setup.args, **setup.options)
+    launcher = wrapper._make_launcher(format)
+    launcher.module, wrapper._launcher = NoMemory(), launcher
+    with pytest.raises(RuntimeError, match="^cannot get shared memory$") as caught:
+        wrapper.run(setup.q, setup.kv)
+    assert not isinstance(caught.value, SimulationError)
+
+
+def shifted(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    """A copy whose address is ``by`` bytes past a multiple of 16."""
+    bytes_ = tensor.contiguous().view(torch.uint8)
+    raw = torch.zeros(bytes_.numel() + 32, dtype=torch.uint8)
+    begin = -raw.data_ptr() % 16 + by
+    copy = raw[begin : begin + bytes_.numel()].view(bytes_.shape)
+    copy.copy_(bytes_)
+    return copy.view(tensor.dtype)
 
 
 @pytest.mark.parametrize("format", READY)
@@ -234,15 +311,66 @@ def test_misaligned_pages_are_refused(simulator, format) -> None:
     """The kernels copy 16 bytes at a time; a view of other alignment cannot be read."""
     setup = Setup("paged", format)
     cache = setup.kv
-    raw = torch.zeros(cache.v.numel() + 16, dtype=torch.uint8)
-    v = raw[1 : 1 + cache.v.numel()].view(cache.v.dtype).view(cache.v.shape)
-    tensors = {**cache.tensors, "v": v}
-    shifted = mpfa.PagedKVCache(config=cache.config, stats=cache.stats, **tensors)
     wrapper = setup.wrapper("sim")
     wrapper.plan(*setup.args, **setup.options)
-    with pytest.raises(ValueError, match="v: must be aligned to 16 bytes"):
-        wrapper.run(setup.q, shifted)
+    tensors = {**cache.tensors, "v": shifted(cache.v, 3)}
+    odd = mpfa.PagedKVCache(config=cache.config, stats=cache.stats, **tensors)
+    strides = ", ".join(str(s) for s in odd.v.stride())
+    text = (
+        rf"^v: must be aligned to 16 bytes in every row, got an address of 3 modulo 16 and strides "
+        rf"of \[{strides}\] bytes for shape \[{odd.num_pages}, 2, 64, 64\]$"
+    )
+    with pytest.raises(ValueError, match=text):
+        wrapper.run(setup.q, odd)
+    # Rows 72 bytes apart.
+    pages, heads, rows, width = cache.v.shape
+    wide = torch.zeros(pages, heads, rows, width + 8, dtype=torch.uint8).view(cache.v.dtype)
+    tensors = {**cache.tensors, "v": wide[..., :width]}
+    odd = mpfa.PagedKVCache(config=cache.config, stats=cache.stats, **tensors)
+    with pytest.raises(ValueError, match=r"v: .*16 bytes.* strides of \[9216, 4608, 72, 1\] bytes"):
+        wrapper.run(setup.q, odd)
     assert entries(simulator) == []
+
+
+# What docs/formats.md says that each kernel asks for, in bytes; operands of D = 64, pages of 64.
+ALIGNMENTS = {
+    "mxfp8": {"q": 4, "q_scale": 2, "k": 16, "k_scale": 2, "v": 16, "v_scale": 4},
+    "qk4pv8": {"q": 16, "q_scale": 4, "k": 16, "k_scale": 4, "v": 16},
+}
+
+
+@pytest.mark.parametrize("format,name", [(f, n) for f in READY for n in ALIGNMENTS[f]])
+def test_alignment_rules(simulator, format, name) -> None:
+    """An operand at the least allowed alignment is served; at half of it, refused by name."""
+    least = ALIGNMENTS[format][name]
+    setup = Setup("ragged", format, q_lens=(3,), kv_lens=(40,))
+    wrapper = setup.wrapper("sim")
+    wrapper.plan(*setup.args, **setup.options)
+    want = wrapper.run(setup.q, setup.kv)
+    owner = setup.q if name.startswith("q") else setup.kv
+
+    def run(by: int) -> torch.Tensor:
+        moved = dataclasses.replace(owner, **{name: shifted(getattr(owner, name), by)})
+        q, kv = (moved, setup.kv) if owner is setup.q else (setup.q, moved)
+        return wrapper.run(q, kv)
+
+    assert_same_bits(run(least), want)
+    with pytest.raises(ValueError, match=f"^{name}: must be aligned to {least} bytes"):
+        run(least // 2)
+
+
+@pytest.mark.parametrize("format", READY)
+def test_alignment_of_out(simulator, format) -> None:
+    """Two elements in mxfp8, 16 bytes in qk4pv8."""
+    setup = Setup("ragged", format, q_lens=(3,), kv_lens=(40,))
+    wrapper = setup.wrapper("sim")
+    wrapper.plan(*setup.args, **setup.options)
+    want = wrapper.run(setup.q, setup.kv)
+    least = 4 if format == "mxfp8" else 16
+    out = shifted(torch.zeros_like(want), least)
+    assert_same_bits(wrapper.run(setup.q, setup.kv, out=out), want)
+    with pytest.raises(ValueError, match=f"^out: must be aligned to {least} bytes"):
+        wrapper.run(setup.q, setup.kv, out=shifted(want, least // 2))
 
 
 # ---- as on a GPU -------------------------------------------------------------------------------
@@ -352,3 +480,23 @@ def test_cuda_ops_have_a_fake_for_compile() -> None:
         a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
     ]
     assert written == ["out", "lse"] and cuda.combine_plan.__name__ == "combine_plan"
+
+
+@pytest.mark.parametrize("format", READY)
+@pytest.mark.parametrize("kind", ["paged", "decode"])
+def test_a_cache_without_pages(simulator, kind, format) -> None:
+    """Empty requests need no page; the tensors of such a cache have no address."""
+    config = mpfa.KVCacheConfig(format, 2, DIM, 64, 4)
+    cache = mpfa.PagedKVCache.allocate(config, 0, "cpu")
+    table = (offsets([0, 0]), torch.zeros(0, dtype=torch.int32), torch.ones(2, dtype=torch.int32))
+    options = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": DIM, "config": config}
+    decode = kind == "decode"
+    args = table if decode else (offsets([1, 1]), *table)
+    size = mpfa.workspace_size(*args, num_sm=148, **options)
+    cls = mpfa.BatchDecodeWrapper if decode else mpfa.BatchPrefillWrapper
+    wrapper = cls(torch.empty(size, dtype=torch.uint8), backend="sim")
+    wrapper.plan(*args, **options)
+    out, lse = wrapper.run(torch.ones(2, 4, DIM, dtype=torch.bfloat16), cache, return_lse=True)
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+    assert len(entries(simulator)) == 1
