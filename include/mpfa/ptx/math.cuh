@@ -28,6 +28,13 @@ __device__ __forceinline__ float rcp(float x) {
   return r;
 }
 
+// a * b + c in one rounding, clamped to [0, 1]; NaN becomes 0.
+__device__ __forceinline__ float fma_sat(float a, float b, float c) {
+  float r;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
+  return r;
+}
+
 // Four e4m3 codes, `a` in bits 0..7. Nearest even, saturating at 448.
 __device__ __forceinline__ uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
   uint32_t r;

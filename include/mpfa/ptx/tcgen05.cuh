@@ -67,12 +67,19 @@ __device__ __forceinline__ void tmem_wait_st() {
   asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
 }
 
+// Behind the wait: no use of further registers of the loads, the maxima of ld.red, moves ahead of
+// it.
+template <int N>
+__device__ __forceinline__ void tmem_hold(uint32_t (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i]));
+}
+
 // The same for the registers of loads: no use of `r` moves ahead of the wait.
 template <int N>
 __device__ __forceinline__ void tmem_wait_ld(uint32_t (&r)[N]) {
   tmem_wait_ld();
-#pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i]));
+  tmem_hold(r);
 }
 
 // Loads and stores of shape 32x32b: lane t of warp w holds row 32 * (w % 4) + t, register i column

@@ -87,6 +87,20 @@ def test_on_10_3_and_in_other_orders(case, mode, accumulate, modules, simulator)
         check(case, modules, simulator)
 
 
+@pytest.mark.parametrize("cap", [300.0, 1e4, 1e6])
+def test_large_soft_caps(cap, modules, simulator) -> None:
+    """Scores far below the cap are made of tanh's low bits."""
+    check(Case("cap", (9,), (200,), head_dim=64, page_size=0, soft_cap=cap), modules, simulator)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lens", [(256, 100), (5, 3)], ids=str)
+def test_the_widest_window_is_no_window(lens, causal, modules, simulator) -> None:
+    """Rows before the first key: position - window_left is below the smallest int32."""
+    case = Case("wide", lens[:1], lens[1:], head_dim=64, page_size=0, causal=causal)
+    check(replace(case, window_left=2**31 - 1), modules, simulator)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_schedules_do_not_change_a_bit(seed, modules, simulator) -> None:
     o = pc.operands(

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "mpfa/core/soft_cap.cuh"
 #include "mpfa/ptx/f32x2.cuh"
 #include "mpfa/ptx/math.cuh"
 #include "mpfa/ptx/mbarrier.cuh"
@@ -37,15 +38,11 @@ __device__ __forceinline__ void mask_scores(uint32_t (&s)[kKvBlock], int32_t beg
   }
 }
 
-// cap * tanh((S + row_term) * sm_scale / cap), tanh(y) = 1 - 2 / (1 + e^2y): the absolute error of
-// about 1e-7 stays below that of the fp32 score; tanh.approx would be off by 5e-4.
 __device__ __forceinline__ void cap_scores(uint32_t (&s)[kKvBlock], float row_term, float ratio,
                                            float cap) {
-  const float factor = 2.0f * kLog2e * ratio;
 #pragma unroll
   for (int i = 0; i < kKvBlock; ++i) {
-    const float e = ptx::ex2((__uint_as_float(s[i]) + row_term) * factor);
-    s[i] = __float_as_uint(cap - 2.0f * cap * ptx::rcp(1.0f + e));
+    s[i] = __float_as_uint(soft_cap(__uint_as_float(s[i]) + row_term, cap, ratio));
   }
 }
 
@@ -77,41 +74,67 @@ __device__ __forceinline__ float row_sum(const float (&p)[kKvBlock]) {
   return all.x + all.y;
 }
 
-// Which of the 64 pairs of a row's block take 2^x from the FMA pipe instead of the MUFU (paper
-// section 5.1): 24 on sm_100, whose 16 MUFU lanes per SM quarter and cycle are the
-// bottleneck, none on sm_103, which has twice as many. They lie in the middle chunks, so that the
-// first and the last store of P wait for no long chain.
-__device__ __forceinline__ constexpr bool by_polynomial(int chunk, int pair) {
+// sm_103 finds the row maximum while it loads S. Delta of the measurement build comes after that.
+#if MPFA_HAS_TCGEN05_LD_RED
+constexpr bool kLoadFindsMax = !kElementwiseDelta;
+#else
+constexpr bool kLoadFindsMax = false;
+#endif
+
+// Which of a row's 128 keys take 2^x from the FMA pipe instead of the MUFU (paper section 5.1): 47
+// on sm_100, whose 16 MUFU lanes per SM and cycle are the bottleneck, which makes the cycles of
+// MUFU, FMA pipe and issue slots equal (with the 48th the FMA pipe would be the longest); none on
+// sm_103, which has twice as many lanes. They lie in the middle chunks, so that the first and the
+// last store of P wait for no long chain.
+__device__ __forceinline__ constexpr bool by_polynomial(int key) {
 #if __CUDA_ARCH__ >= 1030
   return false;
 #else
-  return (chunk == 1 || chunk == 2) && pair % 4 != 0;
+  return key >= 32 && key < 96 && key % 8 >= 2 && key != 93;
 #endif
 }
 
-// Minimax on [0, 1) for 1 + C1 f + ... + C4 f^4: relative error 3e-6.
-// why: degree 3, enough for e4m3 with 9e-5, moves one P in 700 of those computed to the
-// neighbouring code, which shows in rows that one key dominates.
-constexpr float kExp2C1 = 0.6930448412895203f;
-constexpr float kExp2C2 = 0.2412802129983902f;
-constexpr float kExp2C3 = 0.052242472767829895f;
-constexpr float kExp2C4 = 0.013426685705780983f;
+// 2^(kExp2Top - kExp2Range u) for u in [0, 1], as 2^n p(f) with n + f the exponent, |f| <= 1/2.
+// why u: one saturating FMA scales the score and bounds it, where a clamp of the exponent takes an
+// instruction more; and the fp32 grid is finest at u = 0, where P is largest. u = 1, from -inf or
+// too low a score, gives 2^-119.
+constexpr float kExp2Top = 9.0f;  // above log2 448
+constexpr float kExp2Range = 128.0f;
+// Numbers of this size are 1 / kExp2Range apart, so that n lands in the low bits.
+constexpr float kExp2Magic = (12582912.0f + kExp2Top) / kExp2Range;
+// Minimax of 2^f: relative error 2.7e-6, 1/20000 of an e4m3 step.
+// why degree 4: degree 3, enough for e4m3 by itself with 7.5e-5, moves one P in 700 of those
+// computed to the neighbouring code, which shows in rows that one key dominates.
+constexpr float kExp2C0 = 0.9999992361310348f;
+constexpr float kExp2C1 = 0.6931217337697929f * kExp2Range;
+constexpr float kExp2C2 = 0.24024766689727003f * kExp2Range * kExp2Range;
+constexpr float kExp2C3 = 0.05591824792817075f * kExp2Range * kExp2Range * kExp2Range;
+constexpr float kExp2C4 = 0.009569674966302883f * kExp2Range * kExp2Range * kExp2Range * kExp2Range;
 
-// 2^x = 2^floor(x) * p(x - floor(x)), p(0) = 1. x is clamped to -127, where the result is exactly
-// 0.
-__device__ __forceinline__ ptx::F32x2 exp2_polynomial(ptx::F32x2 x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: the integer part lands in the low bits
-  x = {fmaxf(x.x, -127.0f), fmaxf(x.y, -127.0f)};
-  const ptx::F32x2 r = ptx::add_rm_f32x2(x, {kMagic, kMagic});
-  const ptx::F32x2 whole = ptx::add_f32x2(r, {-kMagic, -kMagic});
-  const ptx::F32x2 f = ptx::add_f32x2(x, {-whole.x, -whole.y});
-  ptx::F32x2 p = {kExp2C4, kExp2C4};
-  p = ptx::fma_f32x2(p, f, {kExp2C3, kExp2C3});
-  p = ptx::fma_f32x2(p, f, {kExp2C2, kExp2C2});
-  p = ptx::fma_f32x2(p, f, {kExp2C1, kExp2C1});
-  p = ptx::fma_f32x2(p, f, {1.0f, 1.0f});
-  return {__uint_as_float((__float_as_uint(r.x) << 23) + __float_as_uint(p.x)),
-          __uint_as_float((__float_as_uint(r.y) << 23) + __float_as_uint(p.y))};
+__device__ __forceinline__ float scale_by_power(float p, float n) {
+  return __uint_as_float((__float_as_uint(n) << 23) + __float_as_uint(p));
+}
+
+__device__ __forceinline__ ptx::F32x2 exp2_polynomial(ptx::F32x2 u) {
+  const auto all = [](float x) { return ptx::F32x2{x, x}; };
+  const ptx::F32x2 n = ptx::fma_f32x2(u, all(-1.0f), all(kExp2Magic));
+  const ptx::F32x2 f =
+      ptx::fma_f32x2(u, all(-1.0f), ptx::fma_f32x2(n, all(-1.0f), all(kExp2Magic)));
+  ptx::F32x2 p = ptx::fma_f32x2(all(kExp2C4), f, all(kExp2C3));
+  p = ptx::fma_f32x2(p, f, all(kExp2C2));
+  p = ptx::fma_f32x2(p, f, all(kExp2C1));
+  p = ptx::fma_f32x2(p, f, all(kExp2C0));
+  return {scale_by_power(p.x, n.x), scale_by_power(p.y, n.y)};
+}
+
+// The same steps for one number.
+__device__ __forceinline__ float exp2_polynomial(float u) {
+  const float n = kExp2Magic - u;
+  const float f = (kExp2Magic - n) - u;
+  float p = fmaf(kExp2C4, f, kExp2C3);
+  p = fmaf(p, f, kExp2C2);
+  p = fmaf(p, f, kExp2C1);
+  return scale_by_power(fmaf(p, f, kExp2C0), n);
 }
 
 template <class C>
@@ -120,7 +143,12 @@ class SoftmaxRole {
 
  public:
   __device__ __forceinline__ SoftmaxRole(const Context<C>& ctx, int stage)
-      : ctx_(ctx), stage_(stage), lane_(threadIdx.x % 32), row_(threadIdx.x % kStageRows) {}
+      : ctx_(ctx),
+        stage_(stage),
+        lane_(threadIdx.x % 32),
+        row_(threadIdx.x % kStageRows),
+        scores_(warp_value(ctx.tmem + C::tmem_s(0) + stage * kKvBlock +
+                           (static_cast<uint32_t>(row_ / 32 * 32) << 16))) {}
 
   __device__ __forceinline__ void run() {
     TileWalk walk(ctx_.params);
@@ -153,7 +181,7 @@ class SoftmaxRole {
       row_term = __ldg(reinterpret_cast<const float*>(
           p.row_term.row(tile.q_first + tile.pack.token(row), head)));
     }
-    const float ratio = capped ? p.sm_scale / cap : 0.0f;
+    const float ratio = p.soft_cap_ratio;
     const float lambda = capped ? kLog2e : p.sm_scale_log2;
     // Keys count from the first one that all rows see: blocks at [0, plain_range) need no mask.
     const int32_t origin = all.begin;
@@ -164,7 +192,7 @@ class SoftmaxRole {
 #pragma unroll 1
     for (int32_t block = first_block; block >= last_block; block -= kKvBlock) {
       uint32_t s[kKvBlock];
-      load_scores(s);
+      [[maybe_unused]] float peak = load_scores(s);
       if constexpr (kElementwiseDelta) {
         const int32_t j = (first_block - block) / kKvBlock;
         const int head = tile.pack.head(row) - tile.pack.first_head;
@@ -174,22 +202,28 @@ class SoftmaxRole {
       if (static_cast<uint32_t>(block) >= plain_range) {
         if (capped) cap_scores(s, row_term, ratio, cap);
         mask_scores(s, mine.begin - origin - block, mine.end - origin - block);
+        if constexpr (kLoadFindsMax) peak = row_max(s, kNegInf);
       }
-      const float new_max = kSoftmaxCut >= 2 ? 0.0f : row_max(s, m);
+      const float block_max = kLoadFindsMax ? fmaxf(m, peak) : row_max(s, m);
+      const float new_max = kSoftmaxCut >= 2 ? 0.0f : block_max;
       // Rows that have seen no key yet: -inf - -inf would be NaN.
       const float anchor = new_max == kNegInf ? 0.0f : new_max;
       const float alpha = ptx::ex2(lambda * (m - anchor));
       m = new_max;
       if (block != first_block) publish_rescale(kSoftmaxCut >= 3 ? 1.0f : alpha);
       float probability[kKvBlock];
-      store_probabilities(s, probability, lambda, kLog2PScale - lambda * anchor);
+      store_probabilities(s, probability, lambda, anchor);
       l = kSoftmaxCut >= 3 ? probability[0] : l * alpha + row_sum(probability);
     }
-    publish_final(l, m == kNegInf ? 0.0f : m * lambda);
+    // A row without any key: exp2_polynomial gives 2^-119 for -inf, the correction tests l for 0.
+    const bool empty = m == kNegInf;
+    publish_final(empty ? 0.0f : l, empty ? 0.0f : m * lambda);
   }
 
-  __device__ __forceinline__ uint32_t quarter() const {
-    return static_cast<uint32_t>(row_ / 32 * 32) << 16;
+  // why the shuffle: ptxas then keeps the value in a uniform register, where tcgen05.ld and st need
+  // their address, instead of moving it there for each of them.
+  __device__ __forceinline__ static uint32_t warp_value(uint32_t x) {
+    return __shfl_sync(0xffffffffu, x, 0);
   }
 
   // One arrival for the warp; what its lanes did before is ordered by __syncwarp.
@@ -198,19 +232,33 @@ class SoftmaxRole {
     if (lane_ == 0) ptx::mbarrier_arrive(ctx_.bar(offset, stage_));
   }
 
-  __device__ __forceinline__ void load_scores(uint32_t (&s)[kKvBlock]) {
+  // The maximum comes with the load where that exists. Of scores as loaded: masks and the soft cap
+  // change it.
+  __device__ __forceinline__ float load_scores(uint32_t (&s)[kKvBlock]) {
     ptx::mbarrier_wait(ctx_.bar(Layout::s_full, stage_), s_parity_);
     s_parity_ ^= 1;
     ptx::tmem_fence_after_sync();
-    const uint32_t from = ctx_.tmem + C::tmem_s(0) + stage_ * kKvBlock + quarter();
+    uint32_t peak[kKvBlock / 32];
 #pragma unroll
-    for (int i = 0; i < kKvBlock; i += 32) ptx::tmem_ld_x32(s + i, from + i);
+    for (int i = 0; i < kKvBlock; i += 32) {
+      if constexpr (kLoadFindsMax) {
+#if MPFA_HAS_TCGEN05_LD_RED
+        peak[i / 32] = __float_as_uint(ptx::tmem_ld_max_x32(s + i, scores_ + i));
+#endif
+      } else {
+        ptx::tmem_ld_x32(s + i, scores_ + i);
+        peak[i / 32] = 0;
+      }
+    }
     ptx::tmem_wait_ld(s);
+    if constexpr (kLoadFindsMax) ptx::tmem_hold(peak);
     // Ahead of every arrival of this block: S is read, and PV of the block before is complete.
     ptx::tmem_fence_before_sync();
     // invariant: the MMA role may overwrite this S with scales from here on; nothing reads it
     // again.
     if constexpr (C::kBorrowedScales) arrive(Layout::s_loaded);
+    return fmaxf(fmaxf(__uint_as_float(peak[0]), __uint_as_float(peak[1])),
+                 fmaxf(__uint_as_float(peak[2]), __uint_as_float(peak[3])));
   }
 
   // Measurement build: Delta of the row's head from the slot of K's block, one bf16 per key.
@@ -246,11 +294,15 @@ class SoftmaxRole {
 
   static constexpr int kChunks = kKvBlock / 32;
 
-  // p = 448 P = 2^(lambda S + bias), fp32; the e4m3 copy goes to Tensor Memory.
+  // p = 448 P = 2^(lambda (S - anchor) + log2 448), fp32; the e4m3 copy goes to Tensor Memory.
   __device__ __forceinline__ void store_probabilities(const uint32_t (&s)[kKvBlock],
                                                       float (&p)[kKvBlock], float lambda,
-                                                      float bias) {
-    const uint32_t to = ctx_.tmem + C::tmem_p(0) + stage_ * kKvBlock + quarter();
+                                                      float anchor) {
+    const uint32_t to = scores_ + C::kTmemPOffset;
+    // u of exp2_polynomial.
+    const float slope = lambda * (-1.0f / kExp2Range);
+    const float offset = fmaf(-slope, anchor, (kExp2Top - kLog2PScale) / kExp2Range);
+    const float bias = kLog2PScale - lambda * anchor;
 #pragma unroll
     for (int g = 0; g < kChunks; ++g) {
       uint32_t words[8];
@@ -259,13 +311,18 @@ class SoftmaxRole {
         float* e = p + 32 * g + i;
 #pragma unroll
         for (int k = 0; k < 4; k += 2) {
-          const ptx::F32x2 x = ptx::fma_f32x2(
-              {__uint_as_float(s[32 * g + i + k]), __uint_as_float(s[32 * g + i + k + 1])},
-              {lambda, lambda}, {bias, bias});
-          const ptx::F32x2 y = kSoftmaxCut >= 1 ? x
-                               : by_polynomial(g, (i + k) / 2)
-                                   ? exp2_polynomial(x)
-                                   : ptx::F32x2{ptx::ex2(x.x), ptx::ex2(x.y)};
+          const int key = 32 * g + i + k;
+          const ptx::F32x2 score = {__uint_as_float(s[key]), __uint_as_float(s[key + 1])};
+          const ptx::F32x2 x = ptx::fma_f32x2(score, {lambda, lambda}, {bias, bias});
+          ptx::F32x2 y = x;
+          if (kSoftmaxCut == 0) {
+            const float ux = ptx::fma_sat(score.x, slope, offset);
+            if (by_polynomial(key + 1)) {
+              y = exp2_polynomial({ux, ptx::fma_sat(score.y, slope, offset)});
+            } else {
+              y = {by_polynomial(key) ? exp2_polynomial(ux) : ptx::ex2(x.x), ptx::ex2(x.y)};
+            }
+          }
           e[k] = y.x;
           e[k + 1] = y.y;
         }
@@ -299,6 +356,7 @@ class SoftmaxRole {
   const int stage_;
   const int lane_;
   const int row_;
+  const uint32_t scores_;  // Tensor Memory address of S, this warp's lanes
   uint32_t s_parity_ = 0;
   PhaseCounters final_read_{1};
   uint32_t ring_ = 0;  // position of the tile's first K block, for element-wise Delta
