@@ -167,6 +167,18 @@ class Call {
   cudaStream_t stream_ = nullptr;
 };
 
+// Lets launches of `kernel` take up to `bytes` of dynamic shared memory (more than 48 KB is
+// opt-in).
+template <class Params>
+inline void allow_shared_memory(void (*kernel)(const Params), int bytes) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) {
+    TVM_FFI_THROW(RuntimeError) << "cannot get " << bytes
+                                << " bytes of shared memory: " << cudaGetErrorString(error);
+  }
+}
+
 inline dim3 linear_grid(const char* name, int64_t ctas) {
   require_value(ctas <= 0x7fffffff, name, ctas, "work for at most 2^31-1 thread blocks");
   return dim3(static_cast<unsigned>(ctas));

@@ -8,21 +8,6 @@
 
 namespace mpfa::bind {
 
-// [page, KV head, token, bytes] with one page per copy.
-inline CUtensorMap page_map(const char* name, const TensorView& t, CUtensorMapSwizzle swizzle) {
-  require_aligned(name, t, 16);
-  const auto dim = [&](int i, uint32_t box) {
-    const int64_t bytes = t.size(i) * element_bytes(t);
-    // The stride of a dimension of one element is not used, but still has to be a legal one.
-    const int64_t stride = t.size(i) > 1 ? byte_stride(t, i) : round_up<int64_t>(bytes, 16);
-    return MapDim{t.size(i), stride, box};
-  };
-  const auto row = static_cast<uint32_t>(t.size(3));
-  const auto tokens = static_cast<uint32_t>(t.size(2));
-  return make_tensor_map(name, CU_TENSOR_MAP_DATA_TYPE_UINT8, t.data_ptr(),
-                         {MapDim{row, 1, row}, dim(2, tokens), dim(1, 1), dim(0, 1)}, swizzle);
-}
-
 inline sm100::decode::Params decode_params(const AttentionTensors& t, const Attention& a,
                                            int head_dim) {
   namespace decode = sm100::decode;
@@ -34,9 +19,10 @@ inline sm100::decode::Params decode_params(const AttentionTensors& t, const Atte
   require_aligned("q", t.q, 16);
   require_aligned("q_scale", t.q_scale, 4);
   require_aligned("k_scale", t.k_scale, p.a.page_size == decode::kBlock ? 16 : 4);
-  const bool wide = head_dim == 128;
-  p.map_k = page_map("k", t.k, wide ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B);
-  p.map_v = page_map("v", t.v, wide ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B);
+  require_aligned("k", t.k, 16);
+  require_aligned("v", t.v, 16);
+  p.map_k = kv_map("k", p.a.k, a, head_dim / 2, p.a.page_size);
+  p.map_v = kv_map("v", p.a.v, a, head_dim, p.a.page_size);
   if (t.aux_delta.has_value()) {
     require_aligned("aux_delta", t.aux_delta.value(), 16);
     p.delta_heads = p.a.group_size < decode::kMaxColumns ? p.a.group_size : decode::kMaxColumns;
@@ -53,11 +39,7 @@ inline sm100::decode::Params decode_params(const AttentionTensors& t, const Atte
 
 inline void launch_decode(const Attention& a, void (*kernel)(const sm100::decode::Params),
                           const sm100::decode::Params& p, uint32_t shared) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
-  if (error != cudaSuccess) {
-    TVM_FFI_THROW(RuntimeError) << "sm100 decode: " << cudaGetErrorString(error);
-  }
+  allow_shared_memory(kernel, 227 * 1024);
   const dim3 grid(p.a.num_workers, p.a.num_kv_heads);
   a.call.launch(kernel, grid, sm100::decode::kThreads, p, /*pdl=*/true, shared);
 }

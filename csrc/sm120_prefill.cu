@@ -22,31 +22,11 @@ void require_device() {
   }
 }
 
-// (channel, row, KV head, page); one copy is box_rows rows of one KV head.
-mpfa::sm120::TensorMap operand_map(const char* name, const TensorView& t, const Attention& a,
-                                   const mpfa::KvOperand& operand, uint32_t box_rows) {
-  require_aligned(name, t, 16);
-  const int64_t rows = a.paged ? a.params.page_size : a.kv_tokens;
-  const auto swizzle =
-      Config::kHeadDim == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-  // why: the strides of dimensions of one element (and of no page) are not checked but must encode.
-  const auto stride = [](int64_t bytes, int64_t size) { return size > 1 ? bytes : int64_t{16}; };
-  const CUtensorMap map =
-      make_tensor_map(name, CU_TENSOR_MAP_DATA_TYPE_UINT8, t.data_ptr(),
-                      {{Config::kHeadDim, 1, static_cast<uint32_t>(Config::kHeadDim)},
-                       {rows, stride(operand.row, rows), box_rows},
-                       {a.params.num_kv_heads, stride(operand.head, a.params.num_kv_heads), 1},
-                       {a.paged ? a.num_pages : 1, stride(operand.page, a.num_pages), 1}},
-                      swizzle);
-  mpfa::sm120::TensorMap copy;
-  static_assert(sizeof(copy) == sizeof(map), "an opaque copy of the driver's struct");
-  memcpy(copy.bytes, &map, sizeof(map));
-  return copy;
-}
-
 void launch(const AttentionTensors& t) {
   const Attention a = make_attention(t, KvFormat::kMxfp8, Config::kHeadDim);
   require_device();
+  require_aligned("k", t.k, 16);
+  require_aligned("v", t.v, 16);
   require_aligned("q", t.q, 4);
   require_aligned("q_scale", t.q_scale, Config::kChannelBlocks);
   require_aligned("k_scale", t.k_scale, Config::kChannelBlocks);
@@ -55,20 +35,14 @@ void launch(const AttentionTensors& t) {
   const int32_t page_size = a.params.page_size;
   mpfa::sm120::Params p;
   p.attention = a.params;
-  p.page_shift = 0;
-  while (a.paged && (1 << p.page_shift) < page_size) ++p.page_shift;
+  p.page_shift = a.paged ? log2_exact("page_size", page_size, 32, 128) : 0;
   p.page_mask = a.paged ? page_size - 1 : 0x7fffffff;
   p.num_pages = a.paged ? static_cast<int32_t>(a.num_pages) : 1;
   p.box_rows = a.paged && page_size < Config::kKvBlock ? page_size : int32_t{Config::kKvBlock};
-  p.k_map = operand_map("k", t.k, a, a.params.k, p.box_rows);
-  p.v_map = operand_map("v", t.v, a, a.params.v, p.box_rows);
+  p.k_map = kv_map("k", a.params.k, a, Config::kHeadDim, p.box_rows);
+  p.v_map = kv_map("v", a.params.v, a, Config::kHeadDim, p.box_rows);
   const auto kernel = mpfa::sm120::sm120_prefill<Config>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
-  if (error != cudaSuccess) {
-    TVM_FFI_THROW(RuntimeError) << "cannot get " << sizeof(Shared)
-                                << " bytes of shared memory: " << cudaGetErrorString(error);
-  }
+  allow_shared_memory(kernel, sizeof(Shared));
   a.call.launch(kernel, dim3(p.attention.num_workers, p.attention.num_kv_heads), Config::kThreads,
                 p, false, sizeof(Shared));
 }

@@ -5,9 +5,10 @@
 
 #include <cuda.h>
 
+#include <cstring>
 #include <initializer_list>
 
-#include "check.h"
+#include "attention_args.h"
 
 namespace mpfa::bind {
 
@@ -68,6 +69,30 @@ inline CUtensorMap make_tensor_map(const char* name, CUtensorMapDataType type, c
                               << "); strides and the address must be multiples of 16 bytes";
   }
   return local.map;
+}
+
+// K or V, `row_bytes` of one head and token: (byte, row, KV head, page), copied in boxes of
+// `box_rows` rows of one KV head. The swizzle spans a row.
+inline TensorMap kv_map(const char* name, const KvOperand& operand, const Attention& a,
+                        int64_t row_bytes, int64_t box_rows) {
+  const CUtensorMapSwizzle swizzle = row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                       : CU_TENSOR_MAP_SWIZZLE_32B;
+  // why: a dimension of one element has an arbitrary stride, which the encoder would refuse.
+  const auto dim = [](int64_t size, int64_t bytes, int64_t box) {
+    return MapDim{size, size > 1 ? bytes : 16, static_cast<uint32_t>(box)};
+  };
+  const CUtensorMap map =
+      make_tensor_map(name, CU_TENSOR_MAP_DATA_TYPE_UINT8, operand.data,
+                      {{row_bytes, 1, static_cast<uint32_t>(row_bytes)},
+                       dim(a.paged ? a.params.page_size : a.kv_tokens, operand.row, box_rows),
+                       dim(a.params.num_kv_heads, operand.head, 1),
+                       dim(a.paged ? a.num_pages : 1, operand.page, 1)},
+                      swizzle);
+  TensorMap result;
+  static_assert(sizeof(result) == sizeof(map), "an opaque copy of the driver's struct");
+  std::memcpy(result.bytes, &map, sizeof(map));
+  return result;
 }
 
 }  // namespace mpfa::bind

@@ -40,6 +40,12 @@ struct KvOperand {
   }
 };
 
+// Bytes of a CUtensorMap; include/ does not depend on the driver's headers. Of K or V: dimensions
+// (byte, row, KV head, page); ragged operands are one page.
+struct alignas(64) TensorMap {
+  uint8_t bytes[128];
+};
+
 enum class OutType : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2 };
 
 struct AttentionParams {

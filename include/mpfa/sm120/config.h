@@ -56,12 +56,6 @@ constexpr int kMaxSharedBytes = 99 * 1024;
 static_assert(sizeof(SharedMemory<Config<64>>) <= kMaxSharedBytes, "99 KB of shared memory");
 static_assert(sizeof(SharedMemory<Config<128>>) <= kMaxSharedBytes, "99 KB of shared memory");
 
-// Bytes of a CUtensorMap; include/ does not depend on the driver's headers.
-struct alignas(64) TensorMap {
-  uint8_t bytes[128];
-};
-
-// Tensor maps have dimensions (channel, row, KV head, page); ragged operands have one page.
 struct Params {
   TensorMap k_map;
   TensorMap v_map;

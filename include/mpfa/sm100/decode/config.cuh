@@ -2,8 +2,6 @@
 // Shapes, shared memory and Tensor Memory of the SM100 decode kernel.
 #pragma once
 
-#include <cuda.h>
-
 #include "mpfa/core/attention.h"
 #include "mpfa/core/mask.cuh"
 #include "mpfa/core/ring.cuh"
@@ -142,8 +140,8 @@ MPFA_HOST_DEVICE constexpr uint32_t slots_offset(uint32_t row, uint32_t half) {
 
 struct Params {
   AttentionParams a;
-  CUtensorMap map_k, map_v;  // [page, KV head, token, bytes]; boxes of one page
-  int32_t delta_heads = 0;   // heads of a Delta stage; 0 = no Delta
+  TensorMap map_k, map_v;   // boxes of one page
+  int32_t delta_heads = 0;  // heads of a Delta stage; 0 = no Delta
 };
 
 }  // namespace mpfa::sm100::decode

@@ -11,13 +11,7 @@
 
 namespace mpfa::sm100::prefill {
 
-// A tensor map as the driver encodes it.
-struct alignas(64) TensorMap {
-  uint64_t words[16];
-};
-
-// Kernel parameter. k_map and v_map see K and V as [page, KV head, row, bytes]; a box holds one
-// head's rows of a page, 128 rows when ragged.
+// Kernel parameter. A box of a map holds one head's rows of a page, 128 rows when ragged.
 struct PrefillParams {
   TensorMap k_map;
   TensorMap v_map;
