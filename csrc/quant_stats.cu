@@ -8,10 +8,6 @@ namespace {
 using namespace mpfa::bind;
 using namespace mpfa::quant;
 
-int64_t num_slices(int64_t num_tokens, int64_t num_requests) {
-  return stats_slices(num_tokens, num_requests);
-}
-
 // x bf16/fp16/fp32 [T, H, D]; indptr int32 [B+1]; partial fp32 [B, slices, H*D, 2]; mean fp32 [B,
 // H, D].
 void segment_mean(const TensorView& x, const TensorView& indptr, const TensorView& partial,
@@ -52,5 +48,4 @@ void segment_mean(const TensorView& x, const TensorView& indptr, const TensorVie
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(num_slices, num_slices);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_mean, segment_mean);

@@ -12,6 +12,8 @@
 
 namespace mpfa {
 
+constexpr float kLog2e = 1.4426950408889634f;
+
 // Both take non-negative values and a positive divisor.
 template <typename T>
 MPFA_HOST_DEVICE constexpr T ceil_div(T value, T divisor) {

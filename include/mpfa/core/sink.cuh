@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "mpfa/base/math.h"
+
 namespace mpfa {
 
 #if defined(__CUDACC__)
@@ -16,7 +18,6 @@ struct SinkResult {
 // `lse` base 2, -inf = no key; `sink` a natural-log logit, -inf = none. A NaN on either side
 // reaches both results: fmaxf alone would drop it.
 __device__ __forceinline__ SinkResult join_sink(float lse, float sink) {
-  constexpr float kLog2e = 1.4426950408889634f;
   const float other = __fmul_rn(sink, kLog2e);
   if (lse == -INFINITY && other == -INFINITY) return {-INFINITY, 0.0f};
   const float both = fmaxf(lse, other) + log2f(1.0f + exp2f(-fabsf(lse - other)));

@@ -22,6 +22,7 @@ __device__ __forceinline__ float lg2(float x) {
   return r;
 }
 
+// 1/x within 1 ulp; subnormals count as zero.
 __device__ __forceinline__ float rcp(float x) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));

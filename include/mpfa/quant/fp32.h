@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "mpfa/base/math.h"
-#include "mpfa/ptx/rcp.cuh"
+#include "mpfa/ptx/math.cuh"
 
 namespace mpfa::quant {
 
@@ -68,7 +68,7 @@ MPFA_INLINE float fma_rn(float a, float b, float c) {
 // two and one Newton step, which is then the nearest fp32 value.
 MPFA_INLINE float reciprocal(float x) {
 #if defined(__CUDA_ARCH__)
-  const float estimate = ptx::rcp_approx(x);
+  const float estimate = ptx::rcp(x);
   return __fmaf_rn(__fmaf_rn(-x, estimate, 1.0f), estimate, estimate);
 #else
   return 1.0f / x;

@@ -12,8 +12,6 @@ namespace mpfa::sm120 {
 
 #if defined(__CUDACC__)
 
-constexpr float kLog2e = 1.4426950408889634f;
-
 struct TileRow {
   bool valid;
   int32_t request_token;  // inside the request

@@ -16,8 +16,6 @@ namespace mpfa::sm100::decode {
 #if MPFA_HAS_TCGEN05
 
 constexpr uint32_t kSoftmaxBarrier = 1;  // named barrier of the four warps
-constexpr float kLog2e = 1.4426950408889634f;
-
 __device__ __forceinline__ void softmax_sync() {
   ptx::named_barrier_sync(kSoftmaxBarrier, kSoftmaxThreads);
 }

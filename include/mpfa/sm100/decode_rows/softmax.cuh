@@ -88,7 +88,7 @@ struct SoftmaxLoop {
         thread(threadIdx.x),
         warp(ptx::uniform_warp_index()),
         lane(threadIdx.x & 31),
-        exponent_scale(a.logits_soft_cap > 0.0f ? decode::kLog2e : a.sm_scale_log2) {}
+        exponent_scale(a.logits_soft_cap > 0.0f ? kLog2e : a.sm_scale_log2) {}
 
   __device__ uint32_t tmem(uint32_t column) const {
     return c.tmem + column + (static_cast<uint32_t>(warp) * 32u << 16);

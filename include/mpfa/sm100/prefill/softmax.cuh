@@ -18,8 +18,6 @@ namespace mpfa::sm100::prefill {
 #if defined(__CUDACC__) && MPFA_HAS_TCGEN05
 
 constexpr float kNegInf = -__builtin_huge_valf();
-constexpr float kLog2e = 1.4426950408889634f;
-
 // Scores outside [begin, end) of the row's block become -inf. A select: whatever hidden keys and
 // unwritten scales left in S, NaN included, disappears.
 __device__ __forceinline__ void mask_scores(uint32_t (&s)[kKvBlock], int32_t begin, int32_t end) {
