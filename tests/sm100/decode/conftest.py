@@ -4,19 +4,15 @@ simulator: one PTX plays 10.0 and 10.3."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from sim_modules import build_modules, open_modules
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "sm120")]
 
-# why a process of its own: flashinfer reads the architecture list once, when it is imported, and
-# other tests of this process have other targets.
 _BUILD = """
 import json
 from mpfa.backends import kernels
@@ -33,31 +29,15 @@ print(json.dumps({name: str(cuda.build(spec)) for name, spec in specs.items()}))
 @pytest.fixture(scope="session")
 def libraries() -> dict[str, Path]:
     """Path of each built module: "64", "128", "combine" and "rows" (the variant)."""
-    from mpfa.jit import attention, toolkit
+    from mpfa.jit.attention import SIM_ARCHS
 
-    if toolkit.find_toolkit() is None:
-        pytest.skip(toolkit.missing_text())
-    root = str(Path(__file__).parents[3])
-    env = os.environ | {"FLASHINFER_CUDA_ARCH_LIST": attention.SIM_ARCHS}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, "-c", _BUILD], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    paths = json.loads(done.stdout.splitlines()[-1])
-    return {name: Path(path) for name, path in paths.items()}
+    return build_modules(_BUILD, SIM_ARCHS)
 
 
 @pytest.fixture(scope="session")
 def modules(libraries):
     """The tvm-ffi modules; launches are executed by the simulator."""
-    from mpfa import sim
-
-    try:
-        sim.simulator()
-    except RuntimeError as error:
-        pytest.skip(f"the simulator cannot run in this process: {error}")
-    return {name: sim.load(path, tvm_ffi=True) for name, path in libraries.items()}
+    return open_modules(libraries)
 
 
 @pytest.fixture

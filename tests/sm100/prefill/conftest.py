@@ -11,7 +11,8 @@ import pytest
 # tests/sm120 holds the covering arrays.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "sm120")]
 
-from prefill_modules import build, open_modules  # noqa: E402
+from prefill_modules import build  # noqa: E402
+from sim_modules import open_modules  # noqa: E402
 
 
 @pytest.fixture(scope="session")

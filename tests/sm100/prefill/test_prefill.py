@@ -17,7 +17,8 @@ import pytest
 import torch
 from prefill_cases import Case
 from prefill_list import all_cases, fast_cases, slow_cases
-from prefill_modules import build, open_modules
+from prefill_modules import build
+from sim_modules import open_modules
 
 import mpfa
 from mpfa import reference as ref
