@@ -60,7 +60,7 @@ class AttentionWrapper:
         self._backend = resolve_backend(backend, workspace.device, self._operation)
         self._use_cuda_graph = bool(use_cuda_graph)
         self._limits = limits
-        self._num_sm = _num_sm(self._backend, workspace.device)
+        self._num_sm = num_sm_for(self._backend, workspace.device)
         kernel = find_kernel(self._operation, backend=self._backend)
         self._tile_format = None if kernel is None else kernel.format
         self._plan: Plan | None = None
@@ -182,7 +182,8 @@ class AttentionWrapper:
         return (inputs.out, inputs.lse) if return_lse else inputs.out
 
 
-def _num_sm(backend: str, device: torch.device) -> int:
+def num_sm_for(backend: str, device: torch.device) -> int:
+    """SMs that plans of a wrapper are made for."""
     if backend == "sim":
         return SIM_NUM_SM
     if device.type == "cuda":

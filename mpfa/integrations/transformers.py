@@ -33,7 +33,7 @@ from mpfa.errors import HALF_DTYPES
 from mpfa.prefill import BatchPrefillWrapper
 from mpfa.stats import SmoothingStats
 from mpfa.workspace import workspace_size
-from mpfa.wrapper import REFERENCE_NUM_SM
+from mpfa.wrapper import num_sm_for
 
 ATTENTION_NAME = "mpfa"
 _CALIBRATION_NAME = "mpfa_calibrate"
@@ -288,7 +288,7 @@ class MpfaCache(Cache):
         }
         table = (step.kv_indptr, step.kv_indices, step.last_page_len)
         positional = table if decode else (step.qo_indptr, *table)
-        size = workspace_size(*positional, num_sm=_num_sm(device), **arguments)
+        size = workspace_size(*positional, num_sm=num_sm_for(self.backend, device), **arguments)
         if self._workspace is None or self._workspace.numel() < size:
             self._workspace = torch.empty(size * 3 // 2, dtype=torch.uint8, device=device)
             self._wrappers.clear()
@@ -483,12 +483,6 @@ def _split_mask(
 
 def _indptr(lens: list[int]) -> torch.Tensor:
     return torch.tensor([0, *lens]).cumsum(0).to(torch.int32)
-
-
-def _num_sm(device: torch.device) -> int:
-    if device.type != "cuda":
-        return REFERENCE_NUM_SM
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 AttentionInterface.register(ATTENTION_NAME, attention_forward)
