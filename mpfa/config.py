@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mpfa.errors import check_choice, check_int
@@ -16,6 +17,9 @@ PAGE_SIZES = {
     "mxfp8": (32, 64, 128),
     "bf16": (1, 16, 32, 64, 128),
 }
+# A plan and the operands of its runs agree on these.
+HEAD_FIELDS = ("num_qo_heads", "num_kv_heads", "head_dim")
+FORMAT_FIELDS = ("format", "compensation", "channels")
 MX_BLOCK = 32
 NVFP4_BLOCK = 16
 # Slots of one BF16 MMA step (K=16); "mean" takes one of them for Delta.
@@ -53,11 +57,7 @@ class KVCacheConfig:
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMATS)
-        check_int("num_kv_heads", self.num_kv_heads, 1)
-        check_int("num_qo_heads", self.num_qo_heads, 1)
-        check_heads(self.num_qo_heads, self.num_kv_heads)
-        check_int("head_dim", self.head_dim, 1)
-        check_choice("head_dim", self.head_dim, HEAD_DIMS)
+        check_heads(self)
         check_page_size(self.format, self.page_size)
         check_choice("compensation", self.compensation, COMPENSATIONS)
         check_int("channels", self.channels, 0)
@@ -84,21 +84,23 @@ class KVCacheConfig:
 
     @property
     def uses_mean(self) -> bool:
+        """Whether Q and K are centred, so that aux_delta exists."""
         return self.compensation in ("mean", "mean+channels")
 
     @property
     def uses_channels(self) -> bool:
+        """Whether outlier channels are kept in BF16, so that aux_channels exists."""
         return self.compensation in ("channels", "mean+channels")
 
     @property
     def needs_stats(self) -> bool:
+        """Whether append, quantise and run need SmoothingStats."""
         return self.compensation != "none"
 
     @property
     def comp_slots(self) -> int:
         """R, the width of a_comp: 1 slot for Delta if centred plus the channels, rounded up to 16."""
-        used = int(self.uses_mean) + self.channels
-        return -(-used // COMPENSATION_SLOTS) * COMPENSATION_SLOTS
+        return comp_slots(self.compensation, self.channels)
 
     @property
     def bytes_per_token(self) -> int:
@@ -120,17 +122,37 @@ class KVCacheConfig:
         return per_head * self.num_kv_heads
 
 
+def comp_slots(compensation: str, channels: int) -> int:
+    """KVCacheConfig.comp_slots, for numerics that have no config."""
+    used = int("mean" in compensation) + channels
+    return -(-used // COMPENSATION_SLOTS) * COMPENSATION_SLOTS
+
+
 def check_is_config(config: object) -> KVCacheConfig:
     if not isinstance(config, KVCacheConfig):
         raise TypeError(f"config: expected KVCacheConfig, got {type(config).__name__}")
     return config
 
 
-def check_heads(num_qo_heads: int, num_kv_heads: int) -> None:
-    if num_qo_heads % num_kv_heads != 0:
+def check_heads(owner: object) -> None:
+    """Check HEAD_FIELDS of an object that has them."""
+    check_int("num_qo_heads", owner.num_qo_heads, 1)
+    check_int("num_kv_heads", owner.num_kv_heads, 1)
+    if owner.num_qo_heads % owner.num_kv_heads != 0:
         raise ValueError(
-            f"num_qo_heads: must be a multiple of num_kv_heads={num_kv_heads}, got {num_qo_heads}"
+            f"num_qo_heads: must be a multiple of num_kv_heads={owner.num_kv_heads}, got "
+            f"{owner.num_qo_heads}"
         )
+    check_int("head_dim", owner.head_dim, 1)
+    check_choice("head_dim", owner.head_dim, HEAD_DIMS)
+
+
+def first_difference(
+    a: object, b: object, fields: Iterable[str]
+) -> tuple[str, object, object] | None:
+    """(field, a's value, b's value) of the first of ``fields`` in which a and b differ, else None."""
+    pairs = ((field, getattr(a, field), getattr(b, field)) for field in fields)
+    return next((pair for pair in pairs if pair[1] != pair[2]), None)
 
 
 def check_page_size(format: str, page_size: int) -> None:

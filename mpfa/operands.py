@@ -10,7 +10,7 @@ import torch
 
 from mpfa.append import bound_stats
 from mpfa.cache import PagedKVCache
-from mpfa.config import KVCacheConfig
+from mpfa.config import FORMAT_FIELDS, HEAD_FIELDS, KVCacheConfig, first_difference
 from mpfa.errors import HALF_DTYPES, check_distinct, check_tensor
 from mpfa.planner import Plan
 from mpfa.planning import DEFAULT_FORMAT, AttentionSpec
@@ -202,15 +202,7 @@ class RunChecks:
             raise ValueError(f"q: must be on device {self.device}, got {q.device}")
         if q.num_tokens != tokens:
             raise ValueError(f"q: the plan has {plan.nnz_qo} query tokens, got {q.num_tokens}")
-        same = (
-            q.config.format == config.format
-            and q.config.compensation == config.compensation
-            and q.config.channels == config.channels
-            and q.config.num_qo_heads == config.num_qo_heads
-            and q.config.num_kv_heads == config.num_kv_heads
-            and q.config.head_dim == config.head_dim
-        )
-        if not same:
+        if first_difference(q.config, config, (*FORMAT_FIELDS, *HEAD_FIELDS)) is not None:
             raise ValueError(f"q: quantised for {q.config}, but K/V are {config}")
         if config.needs_stats and q.stats is not stats:
             raise ValueError("q: quantised with another SmoothingStats object than K/V")
@@ -219,20 +211,9 @@ class RunChecks:
 
 def _check_config(name: str, config: KVCacheConfig, spec: AttentionSpec) -> None:
     """K/V that reach run() must be of the format, heads and page size that plan() was told."""
-    pairs = [
-        ("num_qo_heads", spec.num_qo_heads, config.num_qo_heads),
-        ("num_kv_heads", spec.num_kv_heads, config.num_kv_heads),
-        ("head_dim", spec.head_dim, config.head_dim),
-    ]
-    if spec.page_size is not None:
-        pairs.append(("page_size", spec.page_size, config.page_size))
-    for field, planned, found in pairs:
-        if planned != found:
-            raise ValueError(f"{name}.config.{field}: plan() said {planned}, run() got {found}")
-    if spec.config is not None:
-        for field in ("format", "compensation", "channels"):
-            planned, found = getattr(spec.config, field), getattr(config, field)
-            if planned != found:
-                raise ValueError(
-                    f"{name}.config.{field}: plan() said {planned!r}, run() got {found!r}"
-                )
+    different = first_difference(spec, config, spec.shared_fields)
+    if different is None and spec.config is not None:
+        different = first_difference(spec.config, config, FORMAT_FIELDS)
+    if different is not None:
+        field, planned, found = different
+        raise ValueError(f"{name}.config.{field}: plan() said {planned!r}, run() got {found!r}")

@@ -10,11 +10,13 @@ import torch
 
 from mpfa.backends import kernels
 from mpfa.config import (
-    HEAD_DIMS,
+    HEAD_FIELDS,
     MX_BLOCK,
+    PAGE_SIZES,
     KVCacheConfig,
     check_heads,
     check_is_config,
+    first_difference,
 )
 from mpfa.errors import (
     FLOAT32_MAX,
@@ -55,6 +57,11 @@ class AttentionSpec:
     @property
     def group_size(self) -> int:
         return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def shared_fields(self) -> tuple[str, ...]:
+        """Fields that a KVCacheConfig of this attention has too."""
+        return HEAD_FIELDS if self.page_size is None else (*HEAD_FIELDS, "page_size")
 
 
 @dataclass(frozen=True)
@@ -127,11 +134,7 @@ def soft_cap_range(sm_scale: float) -> tuple[float, float]:
 
 def make_spec(options: PlanOptions, paged: bool) -> AttentionSpec:
     o = options
-    check_int("num_qo_heads", o.num_qo_heads, 1)
-    check_int("num_kv_heads", o.num_kv_heads, 1)
-    check_heads(o.num_qo_heads, o.num_kv_heads)
-    check_int("head_dim", o.head_dim, 1)
-    check_choice("head_dim", o.head_dim, HEAD_DIMS)
+    check_heads(o)
     check_int("window_left", o.window_left, -1)
     if not isinstance(o.causal, bool):
         raise TypeError(f"causal: expected a bool, got {type(o.causal).__name__}")
@@ -156,37 +159,32 @@ def make_spec(options: PlanOptions, paged: bool) -> AttentionSpec:
         )
     if o.config is not None:
         check_is_config(o.config)
-    page_size = o.page_size
+    page_size = o.page_size if paged else None
     if paged:
         if page_size is None:
             if o.config is None:
                 raise ValueError("page_size: required when paged_kv_indices is given, got None")
             page_size = o.config.page_size
-        # The union of the page sizes of all formats; a format's own list is checked with its config.
         check_int("page_size", page_size, 1)
-        check_choice("page_size", page_size, (1, 16, 32, 64, 128))
-    if o.config is not None:
-        pairs = [
-            ("num_qo_heads", o.num_qo_heads, o.config.num_qo_heads),
-            ("num_kv_heads", o.num_kv_heads, o.config.num_kv_heads),
-            ("head_dim", o.head_dim, o.config.head_dim),
-        ]
-        if paged:
-            pairs.append(("page_size", page_size, o.config.page_size))
-        for name, given, wanted in pairs:
-            if given != wanted:
-                raise ValueError(f"{name}: plan says {given}, config says {wanted}")
-    return AttentionSpec(
+        # A format's own list is checked with its config.
+        check_choice("page_size", page_size, sorted({n for ns in PAGE_SIZES.values() for n in ns}))
+    spec = AttentionSpec(
         o.num_qo_heads,
         o.num_kv_heads,
         o.head_dim,
-        page_size if paged else None,
+        page_size,
         o.causal,
         scale,
         o.window_left,
         cap,
         o.config,
     )
+    if o.config is not None:
+        different = first_difference(spec, o.config, spec.shared_fields)
+        if different is not None:
+            name, given, wanted = different
+            raise ValueError(f"{name}: plan says {given}, config says {wanted}")
+    return spec
 
 
 def host_int32(name: str, tensor: object) -> torch.Tensor:

@@ -89,24 +89,8 @@ class BatchPrefillWrapper(AttentionWrapper):
             ValueError: an inconsistent argument, naming it, the request, the value and what is
                 allowed; a workspace that is too small, with the size needed.
         """
-        spec, request = prefill_request(
-            qo_indptr,
-            kv_indptr,
-            paged_kv_indices,
-            paged_kv_last_page_len,
-            num_qo_heads=num_qo_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            page_size=page_size,
-            causal=causal,
-            sm_scale=sm_scale,
-            window_left=window_left,
-            logits_soft_cap=logits_soft_cap,
-            config=config,
-            fixed_split_pages=fixed_split_pages,
-            **self._plan_options(),
-        )
-        self._set_plan(spec, request)
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        self._set_plan(*prefill_request(**arguments, **self._plan_options()))
 
     def run(
         self,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from mpfa.config import KVCacheConfig
-from mpfa.errors import check_tensor
+from mpfa.errors import check_indptr, check_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,7 @@ class SmoothingStats:
 
     @property
     def is_static(self) -> bool:
+        """Whether no tensor has a row per request; channel_index alone is static."""
         return self.q_mean is None or self.q_mean.dim() == 2
 
     @property
@@ -74,6 +75,7 @@ class SmoothingStats:
 
     @property
     def device(self) -> torch.device:
+        """Device of the means and of channel_index."""
         return (self.q_mean if self.q_mean is not None else self.channel_index).device
 
     @staticmethod
@@ -97,6 +99,10 @@ class SmoothingStats:
         Returns:
             SmoothingStats with q_mean [B, Hq, D] and k_mean [B, Hkv, D]; the sum runs in fp64 and is
             rounded once to fp32. A request without tokens has mean 0.
+
+        Raises:
+            ValueError: wrong shape, dtype, device or indptr, or indptr and kv_indptr of different B.
+            GPUArchitectureError: a CUDA GPU below compute capability 8.0.
         """
         floats = (torch.bfloat16, torch.float16, torch.float32)
         q = check_tensor("q", q, shape=("nnz_qo", "Hq", "D"), dtype=floats)
@@ -112,7 +118,14 @@ class SmoothingStats:
         return SmoothingStats(q_mean, k_mean, channel_index)
 
     def to(self, device: torch.device | str) -> SmoothingStats:
-        """A copy on ``device``; another object, so not the one that a cache was filled with."""
+        """A copy on another device.
+
+        Args:
+            device: where the tensors go.
+
+        Returns:
+            SmoothingStats, always another object, so not the one that a cache was filled with.
+        """
 
         def move(t: torch.Tensor | None) -> torch.Tensor | None:
             return None if t is None else t.to(device)
@@ -122,7 +135,17 @@ class SmoothingStats:
     def check_against(
         self, config: KVCacheConfig, *, device: torch.device, batch_size: int | None = None
     ) -> None:
-        """Raise ValueError unless these statistics serve ``config`` (and a plan of batch_size)."""
+        """Check that these statistics serve a cache format.
+
+        Args:
+            config: format that they are to be used with.
+            device: where they have to be.
+            batch_size: requests of the plan; None = do not compare.
+
+        Raises:
+            ValueError: another device, a part that config needs is missing, shapes that do not fit,
+                a channel beyond head_dim (looked at on the CPU only).
+        """
         if self.device != device:
             raise ValueError(f"stats: must be on device {device}, got {self.device}")
         if config.uses_mean:
@@ -159,8 +182,19 @@ class SmoothingStats:
                         f"stats.channel_index: channels must be 0..{config.head_dim - 1}, got {top}"
                     )
 
-    def means_for(self, config: KVCacheConfig, batch_indices: torch.Tensor | None):
-        """(q_mean, k_mean) as the numerics use them: None, [H, D], or gathered rows [T, H, D]."""
+    def means_for(
+        self, config: KVCacheConfig, batch_indices: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Means in the shape that the numerics use.
+
+        Args:
+            config: whether it centres decides.
+            batch_indices: int32 [T], row of each token; used by per-request statistics only.
+
+        Returns:
+            (q_mean, k_mean) fp32: None each if config does not centre, [H, D] if static, else the
+            rows of each token [T, H, D]. Nothing is checked here; check_against() does that.
+        """
         if not config.uses_mean:
             return None, None
         if self.is_static:
@@ -187,13 +221,7 @@ def _check_channels(index: torch.Tensor) -> None:
 
 
 def _segment_mean(name: str, x: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
-    indptr = check_tensor(name, indptr, shape=("B+1",), dtype=torch.int32)
-    bounds = indptr.tolist()
-    if not bounds or bounds[0] != 0 or bounds[-1] != x.shape[0]:
-        raise ValueError(
-            f"{name}: must start at 0 and end at the number of tokens {x.shape[0]}, got {bounds[:1]}.."
-            f"{bounds[-1:]}"
-        )
+    bounds = check_indptr(name, indptr, x.shape[0])
     if x.device.type == "cuda":
         from mpfa.backends import cuda
 
@@ -201,8 +229,6 @@ def _segment_mean(name: str, x: torch.Tensor, indptr: torch.Tensor) -> torch.Ten
         return cuda.segment_mean(x.detach(), indptr.to(x.device))
     mean = torch.zeros((len(bounds) - 1, *x.shape[1:]), dtype=torch.float32, device=x.device)
     for b, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        if end < begin:
-            raise ValueError(f"{name}: must not decrease; request {b} goes from {begin} to {end}")
         if end > begin:
             mean[b] = x[begin:end].detach().double().mean(dim=0).float()
     return mean

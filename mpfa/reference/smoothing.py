@@ -15,11 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mpfa.config import COMPENSATIONS, MAX_CHANNELS, comp_slots
 from mpfa.reference.codecs import as_fp32, fma_fp32, require_finite
 from mpfa.reference.nvfp4 import quantize_nvfp4
-
-COMPENSATIONS = ("none", "mean", "channels", "mean+channels")
-SLOTS_PER_MMA = 16
 
 
 def dot_fp32(a: Tensor, b: Tensor) -> Tensor:
@@ -114,7 +112,7 @@ def _parse(compensation: str, **tensors: Tensor | None) -> tuple[bool, bool]:
         if tensor is None and (channels if name == "channel_index" else mean):
             raise ValueError(f"{name}: None, compensation {compensation!r} needs it")
     index = tensors["channel_index"]
-    most = SLOTS_PER_MMA - mean
+    most = MAX_CHANNELS[compensation]
     if channels and index is not None and index.shape[-1] > most:
         raise ValueError(
             f"channel_index: {index.shape[-1]} channels, at most {most} with {compensation!r}"
@@ -132,12 +130,6 @@ def _mean_rows(name: str, mean: Tensor, like: Tensor, heads: int | None = None) 
             f"{name}: shape must be [{h}, {dim}] or [{tokens}, {h}, {dim}], got {list(mean.shape)}"
         )
     return as_fp32(name, mean)
-
-
-def num_slots(compensation: str, channels: int) -> int:
-    """R, the rank of the bf16 product: 16 * ceil((Delta_S slot + channels) / 16)."""
-    used = ("mean" in compensation) + (channels if "channels" in compensation else 0)
-    return -(-used // SLOTS_PER_MMA) * SLOTS_PER_MMA
 
 
 def prepare_query(
@@ -166,7 +158,7 @@ def prepare_query(
     require_finite("q", operand)
     a_comp = row_term = None
     if compensation != "none":
-        rank = num_slots(compensation, channel_index.shape[-1] if channels else 0)
+        rank = comp_slots(compensation, channel_index.shape[-1] if channels else 0)
         a_comp = q.new_zeros(*q.shape[:2], rank, dtype=torch.bfloat16)
     if mean:
         k_rows = _mean_rows("k_mean", k_mean, operand)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpfa.config import comp_slots
 from mpfa.reference.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from mpfa.reference.smoothing import (
     delta_scores,
     dot_fp32,
-    num_slots,
     prepare_key,
     prepare_query,
     split_channels,
@@ -313,8 +313,8 @@ def test_channel_biased_data_gains_from_each_compensation():
         ("channels", 17, 32),
     ],
 )
-def test_num_slots(compensation, channels, rank):
-    assert num_slots(compensation, channels) == rank
+def test_comp_slots(compensation, channels, rank):
+    assert comp_slots(compensation, channels) == rank
 
 
 def test_missing_and_wrong_statistics():
