@@ -3,16 +3,28 @@
 #include "driver.h"
 
 namespace race_test {
+namespace {
+
+AgentId load(Script& s, AgentId w) {
+  AgentId t = s.op(AgentKind::kBulkLoad, w);
+  s.async_write(t, 0, 256, "tma");
+  return t;
+}
+
+AgentId store(Script& s, AgentId w) {
+  AgentId t = s.op(AgentKind::kBulkStore, w);
+  s.async_read(t, 0, 16, "tma store");
+  return t;
+}
+
+}  // namespace
 
 std::vector<Case> async_cases() {
   return {
       {"bulk load, wait, read",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 1024);
-         s.fence(p, Fence::kMbarrierInit);
-         s.bar({p, c});
+         auto [p, c] = s.pair(1024, true);
          AgentId t = s.op(AgentKind::kBulkLoad, p);
          s.arrive(p, 1024);
          s.async_write(t, 0, 256, "tma");
@@ -24,10 +36,7 @@ std::vector<Case> async_cases() {
       {"bulk load, read without wait",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 1024);
-         s.fence(p, Fence::kMbarrierInit);
-         s.bar({p, c});
+         auto [p, c] = s.pair(1024, true);
          AgentId t = s.op(AgentKind::kBulkLoad, p);
          s.arrive(p, 1024);
          s.async_write(t, 0, 256, "tma");
@@ -38,10 +47,7 @@ std::vector<Case> async_cases() {
       {"bulk load lands after the read",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 1024);
-         s.fence(p, Fence::kMbarrierInit);
-         s.bar({p, c});
+         auto [p, c] = s.pair(1024, true);
          AgentId t = s.op(AgentKind::kBulkLoad, p);
          s.ld(p, 0, 16, "ld");
          s.async_write(t, 0, 256, "tma");
@@ -50,13 +56,9 @@ std::vector<Case> async_cases() {
       {"complete_tx does not speak for the issuer",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 1024);
-         s.fence(p, Fence::kMbarrierInit);
-         s.bar({p, c});
+         auto [p, c] = s.pair(1024, true);
          s.st(p, 512, 4, "st");
-         AgentId t = s.op(AgentKind::kBulkLoad, p);
-         s.async_write(t, 0, 256, "tma");
+         AgentId t = load(s, p);
          s.signal(t, 1024);
          s.wait(c, 1024);
          s.ld(c, 512, 4, "ld");
@@ -70,8 +72,7 @@ std::vector<Case> async_cases() {
          s.st(c, 0, 16, "zero");
          s.fence(p, Fence::kMbarrierInit);
          s.bar({p, c});
-         AgentId t = s.op(AgentKind::kBulkLoad, p);
-         s.async_write(t, 0, 256, "tma");
+         load(s, p);
        },
        {"proxy-fence: zero -> tma"}},
       {"bulk load over generic data with proxy fence",
@@ -83,8 +84,7 @@ std::vector<Case> async_cases() {
          s.fence(c, Fence::kProxyAsyncShared);
          s.fence(p, Fence::kMbarrierInit);
          s.bar({p, c});
-         AgentId t = s.op(AgentKind::kBulkLoad, p);
-         s.async_write(t, 0, 256, "tma");
+         load(s, p);
        },
        {}},
       {"generic read, barrier, bulk load",
@@ -93,8 +93,7 @@ std::vector<Case> async_cases() {
          AgentId p = s.warp(0), c = s.warp(1);
          s.ld(c, 0, 16, "ld");
          s.bar({p, c});
-         AgentId t = s.op(AgentKind::kBulkLoad, p);
-         s.async_write(t, 0, 256, "tma");
+         load(s, p);
        },
        {}},
       {"generic read, barrier, bulk load with war-fence",
@@ -103,8 +102,7 @@ std::vector<Case> async_cases() {
          AgentId p = s.warp(0), c = s.warp(1);
          s.ld(c, 0, 16, "ld");
          s.bar({p, c});
-         AgentId t = s.op(AgentKind::kBulkLoad, p);
-         s.async_write(t, 0, 256, "tma");
+         load(s, p);
        },
        {"proxy-fence: ld -> tma"}},
       {"generic read, fence, barrier, bulk load with war-fence",
@@ -114,8 +112,7 @@ std::vector<Case> async_cases() {
          s.ld(c, 0, 16, "ld");
          s.fence(c, Fence::kProxyAsyncShared);
          s.bar({p, c});
-         AgentId t = s.op(AgentKind::kBulkLoad, p);
-         s.async_write(t, 0, 256, "tma");
+         load(s, p);
        },
        {}},
       {"store from staging buffer",
@@ -164,8 +161,7 @@ std::vector<Case> async_cases() {
          s.st(a, 0, 16, "st 3", -1, 3);
          s.st(a, 16, 16, "st 5", -1, 5);
          s.fence(a, Fence::kProxyAsyncShared, Order::kAcqRel, Scope::kGpu, 1 << 3);
-         AgentId t = s.op(AgentKind::kBulkStore, a);
-         s.async_read(t, 0, 16, "tma store");
+         store(s, a);
        },
        {}},
       {"store: two partial fences cover the lanes",
@@ -206,8 +202,7 @@ std::vector<Case> async_cases() {
          AgentId a = s.warp(0);
          s.fence(a, Fence::kProxyAsyncShared);
          s.st(a, 0, 16, "st");
-         AgentId t = s.op(AgentKind::kBulkStore, a);
-         s.async_read(t, 0, 16, "tma store");
+         store(s, a);
        },
        {"proxy-fence: st -> tma store"}},
       {"store: fence behind the barrier by the issuer only",
@@ -217,8 +212,7 @@ std::vector<Case> async_cases() {
          s.st(b, 0, 16, "st");
          s.bar({a, b});
          s.fence(a, Fence::kProxyAsyncShared);
-         AgentId t = s.op(AgentKind::kBulkStore, a);
-         s.async_read(t, 0, 16, "tma store");
+         store(s, a);
        },
        {"proxy-fence: st -> tma store"}},
       {"store: fence behind the barrier, path-fence",
@@ -228,8 +222,7 @@ std::vector<Case> async_cases() {
          s.st(b, 0, 16, "st");
          s.bar({a, b});
          s.fence(a, Fence::kProxyAsyncShared);
-         AgentId t = s.op(AgentKind::kBulkStore, a);
-         s.async_read(t, 0, 16, "tma store");
+         store(s, a);
        },
        {}},
       {"store: writer fences after its barrier",
@@ -239,8 +232,7 @@ std::vector<Case> async_cases() {
          s.st(b, 0, 16, "st");
          s.bar({a, b});
          s.fence(b, Fence::kProxyAsyncShared);
-         AgentId t = s.op(AgentKind::kBulkStore, a);
-         s.async_read(t, 0, 16, "tma store");
+         store(s, a);
        },
        {"proxy-fence: st -> tma store"}},
       {"store: global-only proxy fence",
@@ -249,8 +241,7 @@ std::vector<Case> async_cases() {
          AgentId a = s.warp(0);
          s.st(a, 0, 16, "st");
          s.fence(a, Fence::kProxyAsyncGlobal);
-         AgentId t = s.op(AgentKind::kBulkStore, a);
-         s.async_read(t, 0, 16, "tma store");
+         store(s, a);
        },
        {"proxy-fence: st -> tma store"}},
       {"store: fenced but no barrier",
@@ -259,8 +250,7 @@ std::vector<Case> async_cases() {
          AgentId a = s.warp(0), b = s.warp(1);
          s.st(b, 0, 16, "st");
          s.fence(b, Fence::kProxyAsyncShared);
-         AgentId t = s.op(AgentKind::kBulkStore, a);
-         s.async_read(t, 0, 16, "tma store");
+         store(s, a);
        },
        {"barrier: st -> tma store"}},
       {"store: buffer reused without wait_group.read",
@@ -269,8 +259,7 @@ std::vector<Case> async_cases() {
          AgentId a = s.warp(0);
          s.st(a, 0, 16, "st");
          s.fence(a, Fence::kProxyAsyncShared);
-         AgentId t = s.op(AgentKind::kBulkStore, a);
-         s.async_read(t, 0, 16, "tma store");
+         store(s, a);
          s.st(a, 0, 16, "reuse");
        },
        {"bulk-wait: tma store -> reuse"}},
@@ -300,8 +289,7 @@ std::vector<Case> async_cases() {
        "",
        [](Script& s) {
          AgentId a = s.warp(0), b = s.warp(1);
-         AgentId t = s.op(AgentKind::kBulkStore, a);
-         s.async_read(t, 0, 16, "tma store");
+         AgentId t = store(s, a);
          s.join(a, t, Join::kRead);
          s.st(b, 0, 16, "reuse");
        },
@@ -404,9 +392,7 @@ std::vector<Case> async_cases() {
       {"barrier init used by a copy of another warp without fence",
        "",
        [](Script& s) {
-         AgentId a = s.warp(0), b = s.warp(1);
-         s.init(a, 1024);
-         s.bar({a, b});
+         auto [a, b] = s.pair(1024);
          AgentId t = s.op(AgentKind::kBulkLoad, b);
          s.async_write(t, 0, 16, "tma");
          s.signal(t, 1024);
@@ -415,9 +401,7 @@ std::vector<Case> async_cases() {
       {"barrier init without fence, strict",
        "strict-init",
        [](Script& s) {
-         AgentId a = s.warp(0), b = s.warp(1);
-         s.init(a, 1024);
-         s.bar({a, b});
+         auto [a, b] = s.pair(1024);
          AgentId t = s.op(AgentKind::kBulkLoad, b);
          s.async_write(t, 0, 16, "tma");
          s.signal(t, 1024);
@@ -494,9 +478,7 @@ std::vector<Case> async_cases() {
       {"cp.async.mbarrier.arrive",
        "",
        [](Script& s) {
-         AgentId a = s.warp(0), b = s.warp(1);
-         s.init(a, 1024);
-         s.bar({a, b});
+         auto [a, b] = s.pair(1024);
          AgentId t = s.op(AgentKind::kCpAsync, a), late = s.op(AgentKind::kCpAsync, a);
          s.st(t, 0, 64, "cp.async");
          AgentId r = s.op(AgentKind::kCpAsyncArrive, a);
@@ -511,9 +493,7 @@ std::vector<Case> async_cases() {
       {"cp.async, proxy fence by the warp that waited, tcgen05.mma",
        "",
        [](Script& s) {
-         AgentId a = s.warp(0), b = s.warp(1);
-         s.init(a, 1024);
-         s.bar({a, b});
+         auto [a, b] = s.pair(1024);
          AgentId t = s.op(AgentKind::kCpAsync, a), r = s.op(AgentKind::kCpAsyncArrive, a);
          s.st(t, 0, 64, "cp.async");
          s.join(r, t);
@@ -527,9 +507,7 @@ std::vector<Case> async_cases() {
       {"cp.async, no proxy fence, tcgen05.mma",
        "",
        [](Script& s) {
-         AgentId a = s.warp(0), b = s.warp(1);
-         s.init(a, 1024);
-         s.bar({a, b});
+         auto [a, b] = s.pair(1024);
          AgentId t = s.op(AgentKind::kCpAsync, a), r = s.op(AgentKind::kCpAsyncArrive, a);
          s.st(t, 0, 64, "cp.async");
          s.join(r, t);

@@ -146,9 +146,7 @@ std::vector<Case> barrier_cases() {
       {"mbarrier arrive and wait",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.st(p, 0, 4, "st");
          s.signal(p, 64);
          s.wait(c, 64);
@@ -158,9 +156,7 @@ std::vector<Case> barrier_cases() {
       {"mbarrier without wait",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.st(p, 0, 4, "st");
          s.signal(p, 64);
          s.ld(c, 0, 4, "ld");
@@ -169,9 +165,7 @@ std::vector<Case> barrier_cases() {
       {"mbarrier: wait for the phase before",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.signal(p, 64);
          s.st(p, 0, 4, "st");
          s.arrive(p, 64);
@@ -195,9 +189,7 @@ std::vector<Case> barrier_cases() {
       {"mbarrier: a later wait covers earlier phases",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.st(p, 0, 4, "st");
          s.signal(p, 64);
          s.signal(p, 64);
@@ -208,9 +200,7 @@ std::vector<Case> barrier_cases() {
       {"relaxed arrive releases nothing",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.st(p, 0, 4, "st");
          s.signal(p, 64, Order::kRelaxed);
          s.wait(c, 64);
@@ -220,9 +210,7 @@ std::vector<Case> barrier_cases() {
       {"fence, then relaxed arrive",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.st(p, 0, 4, "st");
          s.fence(p, Fence::kThread, Order::kAcqRel, Scope::kCta);
          s.signal(p, 64, Order::kRelaxed);
@@ -233,9 +221,7 @@ std::vector<Case> barrier_cases() {
       {"write between the fence and the relaxed arrive",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.fence(p, Fence::kThread, Order::kAcqRel, Scope::kCta);
          s.st(p, 0, 4, "st");
          s.signal(p, 64, Order::kRelaxed);
@@ -246,9 +232,7 @@ std::vector<Case> barrier_cases() {
       {"relaxed wait, then acquire fence",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.st(p, 0, 4, "st");
          s.st(p, 16, 4, "st2");
          s.signal(p, 64);
@@ -471,9 +455,7 @@ std::vector<Case> barrier_cases() {
       {"mbarrier.complete_tx by a thread",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.st(p, 0, 4, "st");
          s.complete_tx(p, 64, 16);
          s.complete(64);
@@ -484,9 +466,7 @@ std::vector<Case> barrier_cases() {
       {"mbarrier.complete_tx by a thread, strict",
        "strict-complete-tx",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.st(p, 0, 4, "st");
          s.complete_tx(p, 64, 16);
          s.complete(64);
@@ -497,9 +477,7 @@ std::vector<Case> barrier_cases() {
       {"mbarrier.expect_tx releases nothing",
        "",
        [](Script& s) {
-         AgentId p = s.warp(0), c = s.warp(1);
-         s.init(p, 64);
-         s.bar({p, c});
+         auto [p, c] = s.pair(64);
          s.st(p, 0, 4, "st");
          s.complete_tx(p, 64, -16);
          s.complete(64);

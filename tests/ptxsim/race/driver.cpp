@@ -209,6 +209,14 @@ void Script::init(AgentId w, uint32_t off, Label at) {
   detector_->on_barrier_init(w, b, 1, site(at));
 }
 
+std::pair<AgentId, AgentId> Script::pair(uint32_t off, bool fenced) {
+  AgentId first = warp(0), second = warp(1);
+  init(first, off);
+  if (fenced) fence(first, Fence::kMbarrierInit);
+  bar({first, second});
+  return {first, second};
+}
+
 void Script::inval(AgentId w, uint32_t off) {
   detector_->on_barrier_inval(w, mbarrier(off, agents_.at(w).cta), site("inval"));
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../../csrc/ptxsim/watch/race.h"
@@ -61,6 +62,8 @@ class Script : public Reporter {
               int of = -1);
   void complete_tx(AgentId w, uint32_t off, int64_t bytes);  // negative: expect_tx
   void complete(uint32_t off, uint32_t of = 0);              // the phase completes
+  // Warps 0 and 1 behind a barrier; the first has initialised (and fenced) an mbarrier at `off`.
+  std::pair<AgentId, AgentId> pair(uint32_t off, bool fenced = false);
   void wait(AgentId w, uint32_t off, Order order = Order::kAcquire, Label at = "wait");
   // Arrival that completes the phase.
   void signal(AgentId a, uint32_t off, Order order = Order::kRelease, int of = -1);
