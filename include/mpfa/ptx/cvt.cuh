@@ -43,6 +43,33 @@ __device__ __forceinline__ float cvt_f32_f16(uint16_t x) {
   return r;
 }
 
+// Four e4m3 codes, `a` in bits 0..7. Nearest even, saturating at 448.
+__device__ __forceinline__ uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
+  uint32_t r;
+  asm("{\n\t"
+      ".reg .b16 low, high;\n\t"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n\t"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n\t"
+      "mov.b32 %0, {low, high};\n\t"
+      "}"
+      : "=r"(r)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return r;
+}
+
+// Two bf16 or fp16, `low` in bits 0..15.
+__device__ __forceinline__ uint32_t cvt_bf16x2(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+__device__ __forceinline__ uint32_t cvt_f16x2(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
 #if MPFA_HAS_CVT_E4M3
 // Two e4m3 codes, `low` in bits 0..7. Nearest even, saturating at 448.
 __device__ __forceinline__ uint32_t cvt_rn_satfinite_e4m3x2(float low, float high) {

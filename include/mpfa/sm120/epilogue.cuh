@@ -3,7 +3,9 @@
 #pragma once
 
 #include "mpfa/core/mask.cuh"
+#include "mpfa/core/sink.cuh"
 #include "mpfa/core/work.cuh"
+#include "mpfa/ptx/cvt.cuh"
 #include "mpfa/ptx/math.cuh"
 #include "mpfa/sm120/config.h"
 #include "mpfa/sm120/softmax.cuh"
@@ -77,14 +79,9 @@ __device__ __forceinline__ void store_rows(const Params& p, const WorkItem& item
     float factor = empty ? 0.0f : 1.0f / sum;
     float lse = empty ? -INFINITY : state.reference[r] + ptx::lg2(sum);
     if (!partial && a.sinks != nullptr) {
-      const float sink = __ldg(a.sinks + rows[r].head) * kLog2e;
-      // A NaN of either side goes on into both results, through ex2(NaN - top).
-      const float top = fmaxf(lse, sink);
-      if (lse != -INFINITY || sink != -INFINITY) {
-        const float with_sink = top + ptx::lg2(ptx::ex2(lse - top) + ptx::ex2(sink - top));
-        factor *= ptx::ex2(lse - with_sink);
-        lse = with_sink;
-      }
+      const SinkResult joined = join_sink(lse, __ldg(a.sinks + rows[r].head));
+      factor *= joined.keep;
+      lse = joined.lse;
     }
     uint8_t* out;
     OutType type = OutType::kFp32;

@@ -7,6 +7,7 @@
 
 #include "mpfa/core/mask.cuh"
 #include "mpfa/core/soft_cap.cuh"
+#include "mpfa/ptx/cvt.cuh"
 #include "mpfa/ptx/math.cuh"
 #include "mpfa/sm120/config.h"
 
