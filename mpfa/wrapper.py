@@ -71,6 +71,7 @@ class AttentionWrapper:
 
     @property
     def device(self) -> torch.device:
+        """Device of the workspace; q, K/V, out and lse of run() have to be there."""
         return self._workspace.device
 
     @property
@@ -113,13 +114,10 @@ class AttentionWrapper:
     def _set_plan(self, spec: AttentionSpec, request: PlanRequest) -> None:
         require_plan(self._backend, self._operation, spec)
         plan = make_plan(request)
-        if plan.scratch_bytes > self._workspace.numel():
-            raise ValueError(
-                f"workspace: needs {plan.scratch_bytes} bytes for this plan, got "
-                f"{self._workspace.numel()} (mpfa.workspace_size() tells before planning)"
-            )
+        workspace = self._room_for(plan.scratch_bytes)
         if self._captured is not None:
             self._captured.check(spec, plan)
+        self._workspace = workspace
         # why: a graph holds the address of the metadata; its capacity does not change over replans.
         if self._metadata is None or self._metadata.numel() < plan.metadata_bytes:
             # why: a buffer made in inference mode could not be written by a plan() outside of it.
@@ -135,6 +133,15 @@ class AttentionWrapper:
         if self._tile_format is not None:
             # why now: loading a module, and its compilation, must not meet a stream capture.
             self._launcher = self._make_launcher(self._tile_format)
+
+    def _room_for(self, nbytes: int) -> torch.Tensor:
+        """The workspace of a plan that needs ``nbytes``; a subclass may bring a larger one."""
+        if nbytes > self._workspace.numel():
+            raise ValueError(
+                f"workspace: needs {nbytes} bytes for this plan, got {self._workspace.numel()} "
+                "(mpfa.workspace_size() tells before planning)"
+            )
+        return self._workspace
 
     def _make_launcher(self, format: str):
         from mpfa.backends import launch

@@ -88,7 +88,8 @@ def make_twin(config, **options):
         def attend(self, layer, q, k, v, mask, sinks, **kwargs):
             expected = super().attend(layer, q, k, v, mask, sinks, **kwargs)
             twin = self.other.layers[layer.index]
-            twin.update(k.transpose(1, 2), v.transpose(1, 2))
+            self.other.update(k.transpose(1, 2), v.transpose(1, 2), layer.index)
+            self.other.arrived(twin)
             found = self.other.attend(twin, q, k, v, mask, sinks, **kwargs)
             error = (found.float() - expected.float()).norm() / expected.float().norm()
             self.errors.append(float(error))

@@ -61,11 +61,16 @@ def test_bf16_is_token_identical_to_eager(demo) -> None:
         cache = MpfaCache(demo.model.config, format="bf16")
         got, ours = generate(demo, inputs, 64, cache)
         if torch.equal(got, expected):
+            print(f"{question} 64 of 64 tokens as eager attention")
             identical += 1
             continue
         first = int((got != expected)[0].nonzero()[0])
         error = float((ours - logits)[0, : first + 1].abs().max())
         best, second = logits[0, first].topk(2).values.tolist()
+        print(
+            f"{question} {first} tokens as eager attention, then a near tie: its two best logits are "
+            f"{best - second:.3f} apart, roundings moved logits by up to {error:.3f}"
+        )
         assert error < 0.3 and best - second < error, f"{question} step {first}"
     assert identical >= 2
 
@@ -96,6 +101,7 @@ def test_batch_of_three_equals_single_runs(demo) -> None:
             inputs = {"input_ids": part[None], "attention_mask": torch.ones_like(part)[None]}
             alone, _ = generate(demo, inputs, 24, MpfaCache(demo.model.config, **options))
             assert torch.equal(batch[row], alone[0]), QUESTIONS[row]
+            print(f"{QUESTIONS[row]} in the batch: the 24 tokens of a single run")
     finally:
         demo.model.float()
 

@@ -3,107 +3,46 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
 
+from tiny_models import (  # noqa: E402
+    COMMON,
+    forward,
+    generate,
+    make_model,
+    padded,
+    prompts,
+    relative,
+)
+
 from mpfa.integrations.transformers import MpfaCache, calibrate_model  # noqa: E402
 from mpfa.stats import SmoothingStats  # noqa: E402
 
-# The argument for the cache was renamed in transformers 5.
-CACHE = (
-    "cache"
-    if "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
-    else "past_key_values"
-)
-COMMON = {
-    "vocab_size": 97,
-    "hidden_size": 96,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
-}
+KINDS = ["llama", "gemma2", "gemma3", "mistral", "phimoe", "gpt_oss"]
 
 
-def make_model(kind: str) -> torch.nn.Module:
-    """A model with random weights, large enough logits that greedy choices are no ties."""
-    torch.manual_seed(7)
-    if kind == "llama":
-        config = transformers.LlamaConfig(**COMMON)
-    elif kind == "gemma2":  # sliding layers, soft cap
-        config = transformers.Gemma2Config(
-            **COMMON, sliding_window=12, query_pre_attn_scalar=64, attn_logit_softcapping=3.0
-        )
-    elif kind == "gpt_oss":  # sliding layers, sinks
-        config = transformers.GptOssConfig(
-            **COMMON, sliding_window=12, num_local_experts=2, num_experts_per_tok=1
-        )
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "proj" in name and weight.dim() == 2:
-                weight.mul_(4.0)
-            if name.endswith("sinks"):
-                weight.copy_(torch.linspace(-1.0, 2.0, weight.numel()))
-    return model.eval()
-
-
-def prompts(lens: list[int], seed: int = 0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, 97, (n,), generator=generator) for n in lens]
-
-
-def padded(parts: list[torch.Tensor], left: bool = True) -> dict[str, torch.Tensor]:
-    width = max(p.numel() for p in parts)
-    ids = torch.zeros(len(parts), width, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, part in enumerate(parts):
-        where = slice(width - part.numel(), width) if left else slice(0, part.numel())
-        ids[row, where], mask[row, where] = part, 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def forward(model, cache: MpfaCache | None, *args, **kwargs) -> torch.Tensor:
-    """The model's logits."""
-    return model(*args, **kwargs, **{CACHE: cache}).logits
-
-
-def generate(model, inputs, tokens: int, cache=None, **options) -> torch.Tensor:
-    out = model.generate(
-        **inputs,
-        **{CACHE: cache},
-        max_new_tokens=tokens,
-        min_new_tokens=tokens,
-        do_sample=options.pop("do_sample", False),
-        pad_token_id=0,
-        **options,
-    )
-    return out[:, inputs["input_ids"].shape[1] :]
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / b.norm())
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_bf16_equals_eager(kind: str) -> None:
-    """Prefill of 40 tokens and 5 decode steps; both see 12-token windows in the sliding models."""
+    """Prefill of 25 tokens, 15 more, then 5 decode steps; all see 12-token windows where the model
+    has them. Against eager attention, and against eager attention with the same roundings."""
     model = make_model(kind)
     tokens = prompts([45])[0][None]
     with torch.no_grad():
         expected = model(tokens, use_cache=False).logits
+        model.set_attn_implementation("rounded_eager")
+        rounded = model(tokens, use_cache=False).logits
         model.set_attn_implementation("mpfa")
         cache = MpfaCache(model.config, format="bf16", page_size=16)
-        parts = [forward(model, cache, tokens[:, :40])]
+        parts = [forward(model, cache, tokens[:, :25]), forward(model, cache, tokens[:, 25:40])]
         parts += [forward(model, cache, tokens[:, t : t + 1]) for t in range(40, 45)]
+    found = torch.cat(parts, 1)
     # bf16 roundings of q, k, v and of the output: 2^-9 each; a wrong mask gives 0.1 and more.
-    assert relative(torch.cat(parts, 1), expected) < 0.02
+    assert relative(found, expected) < 0.02
+    # What is left: outputs that lie between two bf16 numbers and are rounded the other way.
+    assert relative(found, rounded) < 0.004
     assert cache.get_seq_length() == 45
     assert [layer.lens for layer in cache.layers] == [[45]] * 3
 
