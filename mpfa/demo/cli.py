@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 from mpfa import doctor
+from mpfa.accuracy.rows import RowSpec
 from mpfa.demo import report
-from mpfa.demo.model import MODEL_NAME, DemoUnavailableError, load_model
-from mpfa.demo.rows import ROWS, RowSpec, select_rows
+from mpfa.demo.model import MODEL_NAME, ModelUnavailableError, load_model
+from mpfa.demo.rows import ROWS, select_rows
 from mpfa.demo.run import Demo, DemoSettings
 
 VERSIONS = ("mpfa", "torch", "transformers", "apache-tvm-ffi")
@@ -38,7 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
         return _refuse(error, 2)
     try:
         model = load_model()
-    except DemoUnavailableError as error:
+    except ModelUnavailableError as error:
         return _refuse(error, 1)
     try:
         demo = Demo(model, settings, rows)

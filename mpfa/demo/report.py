@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from mpfa.demo.metrics import bootstrap_interval
+from mpfa.accuracy.metrics import bootstrap_interval
 from mpfa.demo.rows import BASELINE_KEY, DIRECT_KEY, REFERENCE_KEY
 from mpfa.demo.run import DemoSettings, RowResult
 

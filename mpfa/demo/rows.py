@@ -1,50 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the table: cache format x compensation."""
+"""The rows of the demo's table, under its own short names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mpfa.accuracy.rows import RowSpec
 
 CHANNELS = 16
 # One of the 16 slots of a BF16 MMA step carries Delta when K is centred.
 CENTRED_CHANNELS = 15
-
-
-@dataclass(frozen=True)
-class RowSpec:
-    """One row.
-
-    Attributes:
-        key: name on the command line and in the JSON.
-        format: KVCacheConfig.format, or "fp8" for the baseline that is no cache format of mpfa.
-        compensation, channels, four_over_six: as in KVCacheConfig.
-        stats: "none", "static" (from the calibration text) or "request" (means of the prompt).
-        note: shown after the table.
-    """
-
-    key: str
-    format: str
-    compensation: str = "none"
-    channels: int = 0
-    four_over_six: bool = False
-    stats: str = "none"
-    note: str = ""
-
-    @property
-    def label(self) -> str:
-        """Compensation as the table shows it."""
-        text = self.compensation
-        if self.channels:
-            text += f"({self.channels})"
-        if self.four_over_six:
-            text += " + 4/6"
-        if self.stats != "none":
-            text += f", {self.stats}"
-        return text
-
-    @property
-    def is_baseline(self) -> bool:
-        return self.format == "fp8"
 
 
 REFERENCE_KEY = "bf16"

@@ -5,34 +5,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-import mpfa
-from mpfa.demo import text
-from mpfa.demo.attention import (
+from mpfa.accuracy import text
+from mpfa.accuracy.attention import (
     AttentionRunner,
     CapturingRunner,
     CollectingRunner,
-    PagedRunner,
     forward,
 )
-from mpfa.demo.baselines import Fp8Runner, fp8_bytes_per_token
-from mpfa.demo.metrics import (
-    TokenScores,
-    bootstrap_interval,
-    concatenate,
-    relative_l2,
-    score_log_probs,
-)
-from mpfa.demo.model import DemoModel
-from mpfa.demo.progress import ProgressBar
-from mpfa.demo.rows import REFERENCE_KEY, RowSpec
-from mpfa.reference import exact_attention
+from mpfa.accuracy.metrics import TokenScores, bootstrap_interval
+from mpfa.accuracy.models import LanguageModel
+from mpfa.accuracy.progress import ProgressBar
+from mpfa.accuracy.rows import RowSpec
+from mpfa.accuracy.samples import AttentionSamples
+from mpfa.accuracy.scoring import score
+from mpfa.accuracy.statistics import Statistics
+from mpfa.demo.rows import REFERENCE_KEY
 
-# Tokens whose logits are held at once; 256 x 49152 fp32 is 50 MB.
-LOGIT_CHUNK = 256
 # Cost of one decode step in prefill tokens, for the progress bar only.
 DECODE_STEP_UNITS = 16.0
 
@@ -103,25 +95,11 @@ class RowResult:
         return float(self.scores.top1.double().mean())
 
 
-@dataclass
-class AttentionSamples:
-    """Real q, k, v of a few layers (of the bf16 run's prompt) and their exact attention output."""
-
-    lens: list[int]
-    inputs: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    exact: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for layer, (q, k, v) in self.inputs.items():
-            parts = zip(*(x.split(self.lens) for x in (q, k, v)), strict=True)
-            self.exact[layer] = [exact_attention(*part, causal=True)[0] for part in parts]
-
-
 class Demo:
     """Runs rows on one model; the first row run must be the bf16 reference."""
 
     def __init__(
-        self, model: DemoModel, settings: DemoSettings, rows: list[RowSpec], stream=None
+        self, model: LanguageModel, settings: DemoSettings, rows: list[RowSpec], stream=None
     ) -> None:
         self.model, self.settings, self.rows = model, settings, rows
         self.windows = text.scored_windows(
@@ -129,7 +107,7 @@ class Demo:
         )
         layers, count = model.num_layers, min(settings.error_layers, model.num_layers)
         self._error_layers = [round(i * (layers - 1) / max(count - 1, 1)) for i in range(count)]
-        self._stats: dict[tuple[int, bool], dict[int, mpfa.SmoothingStats]] = {}
+        self._statistics = Statistics({})
         self._reference: torch.Tensor | None = None
         self._samples: AttentionSamples | None = None
         self._progress = ProgressBar(self._total_units(), stream)
@@ -158,7 +136,7 @@ class Demo:
         for _ in range(settings.answer_tokens):
             (hidden,) = forward(self.model, runner, [step])
             with torch.inference_mode():
-                token = int(self.model.model.lm_head(hidden[-1]).argmax())
+                token = int(self.model.logits(hidden[-1:]).argmax())
             self._progress.advance(DECODE_STEP_UNITS)
             if token == tokenizer.eos_token_id:
                 break
@@ -182,33 +160,21 @@ class Demo:
 
     def _calibrate(self) -> None:
         """Static statistics from the calibration text: one pass of the unmodified model."""
-        static = {(r.channels, "mean" in r.compensation) for r in self.rows if r.stats == "static"}
-        if not static:
+        if not any(row.needs_calibration for row in self.rows):
             return
         self._progress.stage("calibration")
         count = self.settings.calibration_tokens
         tokens = text.tokens_of(self.model.tokenizer, text.CALIBRATION, count)
         runner = CollectingRunner(range(self.model.num_layers))
         forward(self.model, runner, [tokens], self._ticker(count))
-        for channels, center in static:
-            self._stats[channels, center] = {
-                layer: mpfa.calibrate([(q, k)], channels=channels, center=center)
-                for layer, (q, k, _) in runner.collected.items()
-            }
+        self._statistics = Statistics(runner.collected)
 
     def _runner(
         self, row: RowSpec, capacity: list[int], layers: list[int] | None = None
     ) -> AttentionRunner:
-        if row.is_baseline:
-            return Fp8Runner(len(capacity))
-        return PagedRunner(
-            self.model,
-            row,
-            capacity,
-            layers=layers,
-            stats=self._stats.get((row.channels, "mean" in row.compensation)),
-            page_size=self.settings.page_size,
-            seed=self.settings.seed,
+        s = self.settings
+        return self._statistics.runner(
+            row, self.model, capacity, layers=layers, page_size=s.page_size, seed=s.seed
         )
 
     def _run_row(self, row: RowSpec) -> RowResult:
@@ -219,17 +185,16 @@ class Demo:
         if is_reference:
             runner = capture = CapturingRunner(runner, self._error_layers)
         hidden = self._teacher_forced(runner)
+        hidden = hidden.flatten(0, 1)
         if is_reference:
-            lens = [s.window_tokens - s.decode_tokens] * s.num_requests
-            self._samples = AttentionSamples(lens, capture.captured)
-        scores = self._score(hidden, is_reference)
-        errors = self._attention_errors(row)
-        heads = self.model.num_kv_heads
-        if row.is_baseline:
-            per_head = fp8_bytes_per_token(heads, self.model.head_dim) / heads
-        else:
-            cache = self._runner(row, [1], self._error_layers[:1]).caches[self._error_layers[0]]
-            per_head = cache.bytes_per_token / heads
+            self._samples = self._split_samples(capture)
+        scores = score(self.model, hidden, self.windows[:, 1:].flatten(), self._reference)
+        if is_reference:
+            self._reference = hidden
+        errors = self._samples.errors(
+            lambda length: self._runner(row, [length], self._error_layers)
+        ).rel_l2_by_head()
+        per_head = row.bytes_per_token_head(self.model)
         return RowResult(
             row=row,
             bytes_per_token_head=per_head,
@@ -240,6 +205,16 @@ class Demo:
             rel_l2_max=float(errors.max()),
             seconds=time.monotonic() - started,
         )
+
+    def _split_samples(self, capture: CapturingRunner) -> AttentionSamples:
+        """The prompts' q, k, v of the error layers, one window per request."""
+        s = self.settings
+        lens = [s.window_tokens - s.decode_tokens] * s.num_requests
+        windows: list[dict] = [{} for _ in lens]
+        for layer, tensors in capture.captured.items():
+            for window, *parts in zip(windows, *(x.split(lens) for x in tensors), strict=True):
+                window[layer] = tuple(parts)
+        return AttentionSamples(windows, capture.options)
 
     def _teacher_forced(self, runner: AttentionRunner) -> torch.Tensor:
         """Prefill most of each window, decode the rest token by token: fp32 [B, n, hidden]."""
@@ -253,31 +228,3 @@ class Demo:
             parts.append(torch.stack(step))
             self._progress.advance(DECODE_STEP_UNITS)
         return torch.cat(parts, dim=1)
-
-    def _score(self, hidden: torch.Tensor, is_reference: bool) -> TokenScores:
-        hidden = hidden.flatten(0, 1)
-        targets = self.windows[:, 1:].flatten()
-        if is_reference:
-            self._reference = torch.empty(len(targets), self.model.model.config.vocab_size)
-        chunks = []
-        for begin in range(0, len(targets), LOGIT_CHUNK):
-            part = slice(begin, begin + LOGIT_CHUNK)
-            with torch.inference_mode():
-                log_probs = self.model.model.lm_head(hidden[part]).log_softmax(dim=-1)
-            if is_reference:
-                self._reference[part] = log_probs
-            reference = None if is_reference else self._reference[part]
-            chunks.append(score_log_probs(log_probs, targets[part], reference))
-        return concatenate(chunks)
-
-    def _attention_errors(self, row: RowSpec) -> torch.Tensor:
-        """Relative L2 to float64 of every sampled (layer, request, head), on the same inputs."""
-        samples = self._samples
-        runner = self._runner(row, samples.lens, self._error_layers)
-        runner.begin(samples.lens)
-        errors = []
-        for layer, inputs in samples.inputs.items():
-            with torch.inference_mode():
-                out = runner.attend(layer, *inputs).split(samples.lens)
-            errors += [relative_l2(o, e) for o, e in zip(out, samples.exact[layer], strict=True)]
-        return torch.cat(errors)

@@ -9,7 +9,7 @@ import pytest
 
 from mpfa import __main__ as command
 from mpfa.demo import cli, report
-from mpfa.demo.model import DemoUnavailableError
+from mpfa.demo.model import ModelUnavailableError
 from mpfa.demo.rows import DEFAULT_KEYS
 
 # Bytes per token and KV head at D=64, G=3: notes of docs/formats.md.
@@ -107,7 +107,7 @@ def test_more_tokens_than_the_text_has_exits_2(small_model, capsys):
 
 def test_missing_package_exits_1_with_the_command(monkeypatch, capsys):
     def unavailable():
-        raise DemoUnavailableError("not installed: gguf; run: pip install gguf")
+        raise ModelUnavailableError("not installed: gguf; run: pip install gguf")
 
     monkeypatch.setattr(cli, "load_model", unavailable)
     assert command.main(["demo"]) == 1

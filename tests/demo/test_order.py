@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpfa.demo.model import DemoModel
+from mpfa.accuracy.models import LanguageModel
 from mpfa.demo.rows import select_rows
 from mpfa.demo.run import Demo, DemoSettings
 
@@ -19,7 +19,7 @@ KEYS = ["fp8", "qk4pv8", "qk4pv8-mean", "qk4pv8-channels", "qk4pv8-mean-channels
         pytest.param(DemoSettings(), id="as make demo", marks=pytest.mark.slow),
     ],
 )
-def test_order_of_the_table(full_model: DemoModel, settings: DemoSettings):
+def test_order_of_the_table(full_model: LanguageModel, settings: DemoSettings):
     """Direct NVFP4 is the worst and centring better; fp8 per tensor and both channel rows come
     next, and the better channel row is not behind fp8."""
     results = {r.row.key: r for r in Demo(full_model, settings, select_rows(KEYS)).run()}

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from mpfa.demo.metrics import TokenScores
+from mpfa.accuracy.metrics import TokenScores
 from mpfa.demo.report import best_low_bit, format_table, reading
 from mpfa.demo.rows import ROWS
 from mpfa.demo.run import RowResult

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from mpfa.demo.progress import ProgressBar
+from mpfa.accuracy.progress import ProgressBar
 from mpfa.demo.rows import DEFAULT_KEYS, ROW_KEYS, ROWS, select_rows
 from mpfa.demo.run import DemoSettings
 from mpfa.demo.text import CALIBRATION, SCORED, read_prose

@@ -6,17 +6,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpfa.demo.metrics import relative_l2
-from mpfa.demo.model import DemoModel
+from mpfa.accuracy.metrics import relative_l2
+from mpfa.accuracy.models import LanguageModel
+from mpfa.accuracy.samples import AttentionSamples
 from mpfa.demo.rows import select_rows
-from mpfa.demo.run import AttentionSamples, Demo, DemoSettings
+from mpfa.demo.run import Demo, DemoSettings
 from mpfa.reference import exact_attention
 
 SETTINGS = DemoSettings(tokens=96, decode_tokens=5, calibration_tokens=64, answer_tokens=3)
 
 
 @pytest.fixture(scope="module")
-def results(two_layers: DemoModel):
+def results(two_layers: LanguageModel):
     demo = Demo(two_layers, SETTINGS, select_rows(["fp8", "qk4pv8-mean-request"]))
     return demo, {r.row.key: r for r in demo.run()}
 
@@ -51,11 +52,13 @@ def test_sampled_attention_is_exact_per_request(results):
     demo, _ = results
     samples: AttentionSamples = demo._samples
     assert samples.lens == [43, 43]
-    assert sorted(samples.inputs) == [0, 1]
-    q, k, v = samples.inputs[1]
-    alone, _ = exact_attention(q[43:], k[43:], v[43:], causal=True)
-    assert torch.equal(samples.exact[1][1], alone)
-    assert float(relative_l2(q[:43], samples.exact[1][0]).max()) > 0.5
+    assert samples.layers == [0, 1]
+    q, k, v = samples.windows[1][1]
+    assert q.shape == (43, 9, 64)
+    alone, _ = exact_attention(q, k, v, causal=True)
+    assert torch.equal(samples._exact[1][1], alone)
+    # The windows are different requests.
+    assert float(relative_l2(samples.windows[0][1][0], q).max()) > 0.5
 
 
 def test_row_results_are_means_over_what_was_scored(results):

@@ -14,19 +14,19 @@ LAYER = 5
 
 @lru_cache(maxsize=2)
 def _captured(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from mpfa.demo.attention import CollectingRunner, forward
-    from mpfa.demo.model import load_model
-    from mpfa.demo.text import SCORED, tokens_of
+    from mpfa.accuracy.attention import CollectingRunner, forward
+    from mpfa.accuracy.models import load_packaged
+    from mpfa.accuracy.text import SCORED, tokens_of
 
-    demo = load_model(LAYER + 1, verbose=False)
+    language = load_packaged(num_layers=LAYER + 1, verbose=False)
     runner = CollectingRunner([LAYER])
-    forward(demo, runner, [tokens_of(demo.tokenizer, SCORED, tokens)])
+    forward(language, runner, [tokens_of(language.tokenizer, SCORED, tokens)])
     return tuple(x.float() for x in runner.collected[LAYER])
 
 
 def captured_heads(kv_heads: int, group: int, head_dim: int, tokens: int):
     """q [n, kv_heads * 3, 64], k and v [n, kv_heads, 64] of the first KV heads."""
-    from mpfa.demo.model import missing_packages
+    from mpfa.accuracy.models import missing_packages
 
     missing = missing_packages()
     if missing:

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import mpfa
-from mpfa.demo import text
-from mpfa.demo.attention import CapturingRunner, CollectingRunner, PagedRunner, forward
-from mpfa.demo.baselines import Fp8Runner, fp8_bytes_per_token
-from mpfa.demo.model import DemoModel
-from mpfa.demo.rows import ROWS, RowSpec
+from mpfa.accuracy import text
+from mpfa.accuracy.attention import CapturingRunner, CollectingRunner, PagedRunner, forward
+from mpfa.accuracy.baselines import Fp8Runner
+from mpfa.accuracy.models import LanguageModel
+from mpfa.accuracy.rows import RowSpec
+from mpfa.demo.rows import ROWS
 from mpfa.reference import exact_attention
 
 TOKENS = 150
@@ -19,19 +20,19 @@ LOW_BIT_ROWS = [row for row in ROWS if row.key not in ("bf16", "fp8")]
 
 
 @pytest.fixture(scope="module")
-def tokens(two_layers: DemoModel) -> torch.Tensor:
+def tokens(two_layers: LanguageModel) -> torch.Tensor:
     return text.tokens_of(two_layers.tokenizer, text.SCORED, TOKENS)
 
 
 @pytest.fixture(scope="module")
-def calibration(two_layers: DemoModel) -> dict[int, tuple[torch.Tensor, ...]]:
+def calibration(two_layers: LanguageModel) -> dict[int, tuple[torch.Tensor, ...]]:
     runner = CollectingRunner(range(2))
     forward(two_layers, runner, [text.tokens_of(two_layers.tokenizer, text.CALIBRATION, 256)])
     return runner.collected
 
 
 def make_runner(
-    demo: DemoModel, row: RowSpec, capacity: list[int], calibration, page_size: int = 32
+    demo: LanguageModel, row: RowSpec, capacity: list[int], calibration, page_size: int = 32
 ) -> PagedRunner:
     stats = None
     if row.stats == "static":
@@ -47,7 +48,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
-def own_hidden(demo: DemoModel, tokens: torch.Tensor) -> torch.Tensor:
+def own_hidden(demo: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
     """Final hidden states with transformers' own fp32 attention."""
     demo.model.set_attn_implementation("sdpa")
     with torch.inference_mode():
@@ -168,11 +169,10 @@ def test_fp8_baseline_scales_are_those_of_the_first_step():
     # The last value saturates at the largest |v| of the prompt instead of changing the scale.
     assert float(out.float().abs().max()) <= float(v[:8].float().abs().max()) * 1.01
     assert runner.kv_lens == [9]
-    assert fp8_bytes_per_token(3, 64) == 384
 
 
 def test_padding_mask_is_refused(two_layers, tokens):
-    from mpfa.demo.attention import _attention
+    from mpfa.accuracy.attention import _attention
 
     x = torch.zeros(1, 1, 1, 64)
     with pytest.raises(ValueError, match="attention_mask"):

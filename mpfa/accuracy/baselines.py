@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from mpfa.accuracy.attention import PLAIN, LayerOptions
 from mpfa.reference import dequantize_fp8, e4m3_decode, e4m3_encode, quantize_fp8
 from mpfa.reference.replay import KVOperands, QueryOperands, Scheme, attend_request
 
@@ -34,7 +35,14 @@ class Fp8Runner:
         self._new_lens = list(new_lens)
         self.kv_lens = [old + new for old, new in zip(self.kv_lens, new_lens, strict=True)]
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        options: LayerOptions = PLAIN,
+    ) -> torch.Tensor:
         if layer not in self._scales:
             self._scales[layer] = (quantize_fp8(k)[1], quantize_fp8(v)[1])
             empty = (k.new_empty(0, *k.shape[1:], dtype=torch.float32),) * 2
@@ -52,5 +60,6 @@ class Fp8Runner:
             keys, values = torch.cat([old_k, k_part]), torch.cat([old_v, v_part])
             self._stored[layer][request] = (keys, values)
             query, kv = QueryOperands(q_part), KVOperands(keys, values)
-            outs.append(attend_request(query, kv, causal=True, scheme=SCHEME)[0])
+            o, _ = attend_request(query, kv, causal=True, scheme=SCHEME, **vars(options))
+            outs.append(o)
         return torch.cat(outs).to(q.dtype)
