@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: python -m mpfa doctor, python -m mpfa demo."""
+"""Command line: python -m mpfa doctor, demo or accuracy."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+
+from mpfa.accuracy.cli import add_arguments as add_accuracy_arguments
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,6 +41,10 @@ def parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--json", metavar="PATH", help="also write the results as JSON")
     demo.add_argument("--seed", type=int, default=0, help="page order and bootstrap (default: 0)")
+    accuracy = commands.add_parser(
+        "accuracy", help="what each cache format keeps of a model's accuracy, on the CPU"
+    )
+    add_accuracy_arguments(accuracy)
     return top
 
 
@@ -49,6 +55,10 @@ def main(argv: list[str] | None = None) -> int:
         from mpfa import doctor
 
         return doctor.main(arguments.json)
+    if arguments.command == "accuracy":
+        from mpfa.accuracy import cli as accuracy
+
+        return accuracy.main(arguments)
     from mpfa.demo import cli
 
     return cli.main(arguments)
