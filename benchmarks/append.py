@@ -11,10 +11,7 @@ bytes over bandwidth. Outputs are not checked here, see tests/gpu/run_quant.py.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
 
+from benchmarks.rows import Row, context, find_gpu, make_row, save  # noqa: E402
 from mpfa.backends import cuda  # noqa: E402
 from mpfa.cache import PagedKVCache  # noqa: E402
 from mpfa.config import KVCacheConfig  # noqa: E402
@@ -217,21 +215,6 @@ LARGE = (
 )
 
 
-def machine(commit: str | None) -> dict[str, str]:
-    """What every row says about where it was measured; ``commit`` as given, or git's."""
-    smi = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(smi, capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    if commit is None:
-        commit = subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-            capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
-    return {
-        "gpu": torch.cuda.get_device_name(), "driver": driver, "commit": commit,
-        "date": datetime.date.today().isoformat(), "kind": "measured",
-    }  # fmt: skip
-
-
 def measure(jobs: list[Job]) -> None:
     for job in jobs:
         job.capture()
@@ -240,16 +223,16 @@ def measure(jobs: list[Job]) -> None:
             job.round()
 
 
-def rows_of(jobs: list[Job], base: dict[str, float], common: dict[str, str]) -> list[dict]:
+def rows_of(jobs: list[Job], base: dict[str, float], common: Row) -> list[Row]:
     rows = []
     for job in jobs:
         us = job.microseconds
-        row = {"bench": "append", "case": job.case, "impl": job.impl, **common}
         ratio = base[job.case] / us if job.case in base else None
-        rows.append({**row, "metric": "time", "value": round(us, 3), "unit": "us",
-                     "ratio_to": {"copy": round(ratio, 3)} if ratio else None})  # fmt: skip
-        rows.append({**row, "metric": "bandwidth", "value": round(job.moved / us / 1e3, 1),
-                     "unit": "GB/s", "ratio_to": None})  # fmt: skip
+        copy = {"copy": round(ratio, 3)} if ratio else None
+        rate = job.moved / us / 1e3
+        name = ("append", job.case, job.impl)
+        rows.append(make_row(*name, "time", us, "us", common, copy))
+        rows.append(make_row(*name, "bandwidth", rate, "GB/s", common))
         spread = (max(job.times) - min(job.times)) / us
         print(
             f"{job.case:52} {job.impl:24} {us:9.2f} us  {job.moved / us / 1e3:7.0f} GB/s  "
@@ -261,7 +244,7 @@ def rows_of(jobs: list[Job], base: dict[str, float], common: dict[str, str]) -> 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="results file to merge the rows into")
     parser.add_argument("--commit", help="recorded with the results; default: git's")
     parser.add_argument("--tokens", type=int, default=65536)
     parser.add_argument("--variants", action="store_true", help="also other tuning knobs")
@@ -269,8 +252,8 @@ def main() -> int:
     args = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(0)
-    common = machine(args.commit)
-    rows: list[dict] = []
+    common = context("measured", find_gpu(), args.commit)
+    rows: list[Row] = []
 
     variants = {"mpfa": None, **(variant_modules() if args.variants else {})}
     from mpfa.jit import cuda as jit
@@ -335,7 +318,7 @@ def main() -> int:
         if foreign and whole and row["metric"] == "time" and row["impl"] == "mpfa":
             row["ratio_to"]["flashinfer nvfp4 append"] = round(foreign[0] / row["value"], 2)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
+        save(args.json, rows)
     return 0
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT)]
+
+from benchmarks.rows import context, find_gpu, make_row, save  # noqa: E402
 
 STALLS = ("long_scoreboard", "short_scoreboard", "barrier", "wait", "imc_miss", "no_instruction",
           "lg_throttle", "branch_resolving", "math_pipe_throttle", "not_selected",
@@ -45,8 +46,9 @@ DECODE_TOKENS = (1, 256)
 
 def profile() -> None:
     """Launches every case once between cudaProfilerStart and cudaProfilerStop; prints its name."""
-    import append
     import torch
+
+    from benchmarks import append
 
     device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(0)
@@ -68,15 +70,13 @@ def profile() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="results file to merge the rows into")
     parser.add_argument("--commit", help="recorded with the results; default: git's")
     parser.add_argument("--profile", action="store_true", help="what runs under ncu")
     args = parser.parse_args()
     if args.profile:
         profile()
         return 0
-    import append
-
     names = ",".join(counter for counter, _, _ in METRICS.values())
     command = ["ncu", "--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw",
                "--print-units", "base", "--profile-from-start", "off", "--metrics", names,
@@ -92,7 +92,7 @@ def main() -> int:
     if len(table) != len(cases):
         print(f"{len(table)} launches for {len(cases)} cases", file=sys.stderr)
         return 1
-    common = append.machine(args.commit)
+    common = context("measured", find_gpu(), args.commit)
     rows = []
     for case, found in zip(cases, table, strict=True):
         shown = []
@@ -101,13 +101,11 @@ def main() -> int:
             if not text:
                 continue
             value = round(float(text) * factor, 3)
-            rows.append({"bench": "append_ncu", "case": case, "impl": "mpfa", **common,
-                         "metric": metric, "value": value, "unit": unit,
-                         "ratio_to": None})  # fmt: skip
+            rows.append(make_row("append_ncu", case, "mpfa", metric, value, unit, common))
             shown.append(f"{metric} {value} {unit}")
         print(f"{case}: {'; '.join(shown)}", flush=True)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
+        save(args.json, rows)
     return 0
 
 

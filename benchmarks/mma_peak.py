@@ -13,11 +13,9 @@ K * iterations; one spoiled input must be noticed). Nothing but a GPU run is a s
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -27,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
+from benchmarks import rows as results  # noqa: E402
+from benchmarks.rows import Gpu, find_gpu, make_row  # noqa: E402
 from benchmarks.sass import flow, parse, tools  # noqa: E402
 from mpfa.jit.paths import cache_root  # noqa: E402
 from mpfa.jit.toolkit import find_toolkit, missing_text  # noqa: E402
@@ -63,26 +63,6 @@ ROWS = (
     Row("mxf8_f32", "Mxf8F32", "MXFP8 e4m3 + ue8m0 / FP32 acc", 202, True, ABSENT),
     Row("nvf4_f32", "Nvf4F32", "NVFP4 e2m1 + ue4m3 / FP32 acc", None, True, ABSENT),
 )
-
-
-@dataclass(frozen=True)
-class Gpu:
-    name: str
-    driver: str
-    capability: tuple[int, int]
-
-
-def find_gpu() -> Gpu | None:
-    """The first GPU that nvidia-smi lists."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    fields = [f.strip() for f in done.stdout.split("\n", 1)[0].split(",")]
-    if done.returncode or len(fields) != 3:
-        return None
-    major, _, minor = fields[2].partition(".")
-    return Gpu(fields[0], fields[1], (int(major), int(minor)))
 
 
 def build(arch: str, runtime: str) -> Path:
@@ -193,7 +173,9 @@ def check_in_simulator(program: Path, device: str) -> bool:
     return not wrong and not blind
 
 
-def measure(program: Path, gpu: Gpu, code: dict[tuple[str, int], LoopCode]) -> list[dict]:
+def measure(
+    program: Path, gpu: Gpu, code: dict[tuple[str, int], LoopCode], commit: str | None
+) -> list[dict]:
     """Runs on the GPU, prints the table and returns its rows; an inexact result raises."""
     cases = []
     for row in ROWS:
@@ -201,14 +183,7 @@ def measure(program: Path, gpu: Gpu, code: dict[tuple[str, int], LoopCode]) -> l
             print(f"skipped {row.text} on capability {gpu.capability[0]}.x: {row.instead}")
         else:
             cases += run_program([str(program), "--kind", row.kind])
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-        capture_output=True, text=True, check=False,
-    ).stdout.strip()  # fmt: skip
-    common = {
-        "gpu": gpu.name, "driver": gpu.driver, "commit": commit or "none",
-        "date": datetime.date.today().isoformat(), "kind": "measured",
-    }  # fmt: skip
+    common = results.context("measured", gpu, commit)
     texts = {row.kind: row for row in ROWS}
     rows = []
     print(f"measured on {gpu.name}:")
@@ -221,10 +196,10 @@ def measure(program: Path, gpu: Gpu, code: dict[tuple[str, int], LoopCode]) -> l
             raise RuntimeError(f"{case['kind']}: the timed loop holds {dict(loop.mma)}")
         impl = ", ".join(loop.mma) if loop and loop.mma else "unknown instruction"
         name = f"{row.text}, ILP {case['ilp']}"
-        base = {"bench": "mma_peak", "case": name, "impl": impl, **common, "ratio_to": None}
-        rows.append({**base, "metric": "rate", "value": case["tflops"], "unit": "TFLOP/s"})
-        rows.append({**base, "metric": "clocks per PTX mma and sub-partition",
-                     "value": case["cycles"], "unit": "clocks"})  # fmt: skip
+        mine = ("mma_peak", name, impl)
+        rows.append(make_row(*mine, "rate", case["tflops"], "TFLOP/s", common))
+        metric = "clocks per PTX mma and sub-partition"
+        rows.append(make_row(*mine, metric, case["cycles"], "clocks", common))
         rfc = f"RFC, RTX 5060 Ti: {row.rfc:g}" if row.rfc else ""
         print(
             f"  {name:40} {case['tflops']:8.1f} TFLOP/s {case['cycles']:7.2f} clocks  "
@@ -235,10 +210,11 @@ def measure(program: Path, gpu: Gpu, code: dict[tuple[str, int], LoopCode]) -> l
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", type=Path, help="write the measured rows")
+    parser.add_argument("--json", type=Path, help="results file to merge the measured rows into")
     parser.add_argument(
         "--arch", help='target of the listing, "12.0a"; default: the GPU\'s, else 12.0a'
     )
+    parser.add_argument("--commit", help="recorded with the results; default: git's")
     parser.add_argument("--no-simulator", action="store_true")
     args = parser.parse_args()
     gpu = find_gpu()
@@ -258,9 +234,9 @@ def main() -> int:
         print_listing(arch, code)
     ok = True
     if here:
-        rows = measure(program, gpu, code)
+        rows = measure(program, gpu, code, args.commit)
         if args.json:
-            args.json.write_text(json.dumps(rows, indent=1) + "\n")
+            results.save(args.json, rows)
     else:
         found = (
             f"{gpu.name}, capability {gpu.capability[0]}.{gpu.capability[1]}" if gpu else "no GPU"

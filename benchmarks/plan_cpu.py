@@ -11,17 +11,17 @@ The aim is below 200 us for decode at batch 256 and page size 128.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
-import platform
-import subprocess
+import sys
 import time
 from pathlib import Path
 
-import torch
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
 
-from mpfa.planner import PlanRequest, make_plan
+import torch  # noqa: E402
+
+from benchmarks.rows import Row, context, cpu_name, make_row, save  # noqa: E402
+from mpfa.planner import PlanRequest, make_plan  # noqa: E402
 
 CONTEXT = 131072
 CHUNK = 2048
@@ -69,37 +69,13 @@ def measure(request: PlanRequest, repeats: int) -> dict[str, float]:
     return {"median": times[repeats // 2], **at, "items": items}
 
 
-def cpu_name() -> str:
-    """Architecture and core count: enough to compare rows, nothing that names a machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores}-core {platform.machine()} CPU"
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", type=Path, help="write the rows there as a JSON list")
+    parser.add_argument("--json", type=Path, help="results file to merge the rows into")
     parser.add_argument("--repeats", type=int, default=201)
     args = parser.parse_args()
-    rows = []
-    common = {
-        "ratio_to": None,
-        "gpu": f"none ({cpu_name()})",
-        "driver": "none",
-        "commit": commit(),
-        "date": datetime.date.today().isoformat(),
-        "kind": "measured",
-    }
+    rows: list[Row] = []
+    common = context("measured")
     print(f"make_plan on a {cpu_name()}, {CONTEXT} tokens of context, {args.repeats} repeats, us")
     print(f"{'mode':<8}{'page':>5}{'batch':>7}{'items':>9}{'median':>10}{'p10':>10}{'p90':>10}")
     for mode in MODES:
@@ -111,15 +87,15 @@ def main() -> None:
                     + "".join(f"{result[name]:>10.1f}" for name in ("median", "p10", "p90"))
                 )
                 case = f"{mode} context={CONTEXT} page_size={page_size} batch={batch}"
-                for name in ("median", "p10", "p90"):
-                    row = {"bench": "plan_cpu", "case": case, "impl": "mpfa", "metric": name}
-                    rows.append({**row, "value": round(result[name], 2), "unit": "us", **common})
+                rows += [
+                    make_row("plan_cpu", case, "mpfa", name, result[name], "us", common)
+                    for name in ("median", "p10", "p90")
+                ]
                 if (mode, batch, page_size) == AIM[:3]:
                     verdict = "met" if result["median"] < AIM[3] else "missed"
                     print(f"{'':<8}aim for this row: median below {AIM[3]:.0f} us: {verdict}")
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        save(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -22,19 +22,21 @@ matters little; the best of the repeats is taken.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import multiprocessing
 import os
-import platform
 import re
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mpfa.sim import library_path, run_ptx, simulator
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from benchmarks.rows import Row, context, cpu_name, make_row, save  # noqa: E402
+from mpfa.sim import library_path, run_ptx, simulator  # noqa: E402
 
 ROUNDS = 1024  # about a million warp-instructions a CTA: parsing and set-up do not show
 PRODUCTS = 512
@@ -201,7 +203,7 @@ mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r13], 0;
 FMHA = "--b=1 --h=1 --q=256 --k=8192 --d=128 --iterations=1 --warmup_iterations=0"
 
 
-def attention_program(program: Path, repeats: int) -> list[dict[str, object]]:
+def attention_program(program: Path, repeats: int) -> list[Row]:
     env = dict(os.environ, PTXSIM_STATS="1", PTXSIM_THREADS="1", PTXSIM_TMEM_ST="issue")
     env["LD_LIBRARY_PATH"] = str(library_path().parent)
     pattern = re.compile(r"Sm100Fmha\w*: .* (\d+) warp instructions, (\d+) tcgen05.mma, ([\d.]+) s")
@@ -258,7 +260,7 @@ def resident(peak: bool = False) -> float:
     return int(words[words.index(field) + 1]) / 1024
 
 
-def measure(repeats: int) -> list[dict[str, object]]:
+def measure(repeats: int) -> list[Row]:
     mix, mma = attention_mix(), block_scaled_mma()
 
     def rate(kind: str, ctas: int, threads: int) -> float:
@@ -303,46 +305,20 @@ def measure(repeats: int) -> list[dict[str, object]]:
 
 def row(
     case: str, metric: str, value: float, unit: str, ratio: dict[str, float] | None = None
-) -> dict[str, object]:
-    out: dict[str, object] = {"bench": "sim_speed", "case": case, "impl": "ptxsim"}
-    out |= {"metric": metric, "value": round(value, 3), "unit": unit}
-    return out | {"ratio_to": ratio}
-
-
-def cpu_name() -> str:
-    """Architecture and core count: enough to compare rows, nothing that names a machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores}-core {platform.machine()} CPU"
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or "unknown"
+) -> Row:
+    common = context("simulator")
+    return make_row("sim_speed", case, "ptxsim", metric, value, unit, common, ratio)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", type=Path, help="write the rows there as a JSON list")
+    parser.add_argument("--json", type=Path, help="results file to merge the rows into")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--fmha", type=Path, help="CUTLASS's example 77 built for fp8")
     args = parser.parse_args()
-    common = {
-        "gpu": f"none ({cpu_name()})",
-        "driver": "none",
-        "commit": commit(),
-        "date": datetime.date.today().isoformat(),
-        "kind": "simulator",
-    }
-    found = measure(args.repeats)
+    rows = measure(args.repeats)
     if args.fmha:
-        found += attention_program(args.fmha, args.repeats)
-    rows = [{**r, **common} for r in found]
+        rows += attention_program(args.fmha, args.repeats)
     load = os.getloadavg()[0]
     print(f"PTX simulator on a {cpu_name()}, best of {args.repeats}, load average {load:.1f}")
     for r in rows:
@@ -356,8 +332,7 @@ def main() -> None:
             note = f"ratio to {r['ratio_to']}"
         print(f"{r['case']:<24} {r['metric']:<28} {value:>9.3f} {r['unit']:<16} {note}")
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        save(args.json, rows)
 
 
 if __name__ == "__main__":
