@@ -346,8 +346,9 @@ def assert_same_bits(got: torch.Tensor, want: torch.Tensor) -> None:
 
 def assert_lse_close(got: torch.Tensor, want: torch.Tensor, atol: float) -> None:
     """-inf must be in the same places; elsewhere the difference is bounded."""
-    assert not got.isnan().any()
+    assert not got.isnan().any(), "lse holds NaN"
     hole = want == -math.inf
-    assert torch.equal(got == -math.inf, hole)
+    assert torch.equal(got == -math.inf, hole), "lse: other rows without keys"
     if (~hole).any():
-        assert (got.double() - want.double())[~hole].abs().max().item() <= atol
+        worst = (got.double() - want.double())[~hole].abs().max().item()
+        assert worst <= atol, f"lse off by {worst:.3g}, allowed {atol:.3g}"

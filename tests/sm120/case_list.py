@@ -116,6 +116,9 @@ def slow_cases() -> list[Case]:
     return [c for c in all_cases() if c not in fast]
 
 
+RANDOM_SEEDS = range(60)
+
+
 def random_case(seed: int) -> Case:
     """Shapes that nobody chose: several requests, any lengths, few or many workers."""
     rng = random.Random(seed)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from attention_cases import int32, offsets
+from kernel_job import Call, Job, as_faults
 
 from mpfa import planner
 from mpfa.merge import merge_base2
@@ -335,17 +336,17 @@ def launch(inputs: Inputs, module: Any, simulator: Any, **changed: Any) -> Resul
     return result
 
 
-def launch_on(inputs: Inputs, module: Any, device: torch.device) -> Result:
-    """The kernel on a GPU, outputs back on the host."""
-    empty = empty_result(inputs)
-    result = Result(
-        *(t.to(device) for t in (empty.out, empty.lse, empty.partial_o, empty.partial_lse))
-    )
-    args = arguments(inputs, uploaded(inputs), result)
-    module.run(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in args.values()))
-    return Result(
-        *(t.cpu() for t in (result.out, result.lse, result.partial_o, result.partial_lse))
-    )
+def job(inputs: Inputs) -> Job:
+    """The same launch for any device."""
+    result = empty_result(inputs)
+    metadata = uploaded(inputs)
+    outputs = vars(result)
+
+    def faults(got: dict[str, torch.Tensor]) -> list[str]:
+        return as_faults(assert_as_replayed, inputs, Result(**got))
+
+    call = Call(str(inputs.case.head_dim), arguments(inputs, metadata, result))
+    return Job(inputs.case.name, (call,), outputs, faults)
 
 
 def empty_result(inputs: Inputs) -> Result:
@@ -461,16 +462,17 @@ def assert_as_replayed(inputs: Inputs, raw: Result) -> None:
     case = inputs.case
     want_raw = replay(inputs)
     got, want = merged(inputs, raw), merged(inputs, want_raw)
-    assert not got.out.isnan().any() and not got.lse.isnan().any()
+    assert not got.out.isnan().any() and not got.lse.isnan().any(), "out or lse holds NaN"
     # Where the kernel must not write: rows of split tokens.
-    assert torch.equal(raw.out.isnan(), want_raw.out.isnan())
+    assert torch.equal(raw.out.isnan(), want_raw.out.isnan()), "a split row was finished"
     if case.data == "integer":
-        assert torch.equal(got.out, want.out)
-    assert worst_rel_l2(case, got.out, want.out) <= GATE[case.out]
+        assert torch.equal(got.out, want.out), "out is not exact"
+    worst, gate = worst_rel_l2(case, got.out, want.out), GATE[case.out]
+    assert worst <= gate, f"rel L2 {worst:.3g}, allowed {gate}"
     infinite = want.lse == -torch.inf
-    assert torch.equal(got.lse == -torch.inf, infinite)
+    assert torch.equal(got.lse == -torch.inf, infinite), "lse: other rows without keys"
     torch.testing.assert_close(got.lse[~infinite], want.lse[~infinite], rtol=0, atol=2e-4)
-    assert (got.out[want.out.abs().amax(-1) == 0] == 0).all()
+    assert (got.out[want.out.abs().amax(-1) == 0] == 0).all(), "a row without keys is not 0"
 
 
 @lru_cache(maxsize=32)

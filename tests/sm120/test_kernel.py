@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from case_list import all_cases, fast_cases, random_case, slow_cases
+from case_list import RANDOM_SEEDS, all_cases, fast_cases, random_case, slow_cases
 from covering import cover
 from sm120_cases import (
     Case,
@@ -26,6 +26,7 @@ from sm120_cases import (
     replay,
     worst_rel_l2,
 )
+from sm120_exact import assert_one_key, one_key_cases, one_key_inputs, one_key_truth
 
 from mpfa.jit import paths, toolkit
 from mpfa.reference.replay import Scheme, scheme_for
@@ -62,45 +63,19 @@ def test_other_orders(case, mode, accumulate, modules, simulator) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", RANDOM_SEEDS)
 def test_random_shapes(seed, modules, simulator) -> None:
     with simulator.options(mode=("lazy", "random", "eager")[seed % 3], seed=seed + 1):
         check(random_case(seed), modules, simulator)
 
 
-SHIFTS = (0, 1, 6, 31, 64, 77)
-
-
-@pytest.mark.parametrize("shift", SHIFTS)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_each_row_sees_one_key(head_dim, shift, modules, simulator) -> None:
+@pytest.mark.parametrize("case", one_key_cases(), ids=lambda c: c.name)
+def test_each_row_sees_one_key(case, modules, simulator) -> None:
     """Window 0: row i sees only key i + shift, so LSE = S[i, i + shift] and out = V[i + shift],
     exactly and without any replay. Every scale differs; a wrong lane, byte or row shows."""
-    lq, hkv, group = 140, 2, 2
-    case = Case(
-        head_dim, (lq,), (lq + shift,), hkv, group, 64, causal=True, window_left=0, data="integer",
-        seed=shift,
-    )  # fmt: skip
-    inputs = built(case)
-    # Bytes of integers with all block scales different, instead of the one-hot queries.
-    gen = torch.Generator().manual_seed(shift)
-    part = inputs.parts[0]
-    values = torch.tensor([0x00, 0x38, 0x40, 0xB8], dtype=torch.uint8)  # 0, 1, 2, -1
-    inputs.q.copy_(values[torch.randint(0, 4, inputs.q.shape, generator=gen)])
-    got = launch(inputs, modules[head_dim], simulator)
-    e4m3 = torch.float8_e4m3fn
-    q = inputs.q.view(e4m3).double().unflatten(-1, (-1, 32))
-    q = (q * 2.0 ** (inputs.q_scale.double() - 127).unsqueeze(-1)).flatten(-2)
-    k = part.k.view(e4m3).double().unflatten(-1, (-1, 32))
-    k = (k * 2.0 ** (part.k_scale.double() - 127).unsqueeze(-1)).flatten(-2)
-    v_scale = 2.0 ** (part.v_scale.double() - 127)
-    v = part.v.view(e4m3).double() * v_scale.repeat_interleave(32, 0)[: lq + shift]
-    keys = torch.arange(lq) + shift
-    scores = torch.einsum("ihgd,ihd->ihg", q.view(lq, hkv, group, -1), k[keys])
-    assert scores.unique().numel() > 50
-    assert torch.equal(got.lse.view(scores.shape).double(), scores)
-    want = v[keys].unsqueeze(2).expand(-1, -1, group, -1)
-    assert torch.equal(got.out.view(want.shape).double(), want)
+    inputs = one_key_inputs(case)
+    assert one_key_truth(inputs)[1].unique().numel() > 50
+    assert_one_key(inputs, launch(inputs, modules[case.head_dim], simulator))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -14,14 +14,15 @@ from sim_modules import build_modules, open_modules
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "sm120")]
 
 _BUILD = """
-import json
+import json, sys
+sys.path[:0] = sys.argv[1:]
+from rows_replay import SPEC
 from mpfa.backends import kernels
 from mpfa.jit import attention, cuda, quant
-from mpfa.jit.spec import CudaSpec
 kernel = kernels.find_kernel("decode", backend="sm100")
 specs = {str(d): attention.attention_spec(kernel, d) for d in kernel.tilings}
 specs["combine"] = quant.COMBINE
-specs["rows"] = CudaSpec("mpfa_sm100_decode_rows", ("sm100_decode_rows.cu",), (10,), 40)
+specs["rows"] = SPEC
 print(json.dumps({name: str(cuda.build(spec)) for name, spec in specs.items()}))
 """
 
@@ -31,7 +32,8 @@ def libraries() -> dict[str, Path]:
     """Path of each built module: "64", "128", "combine" and "rows" (the variant)."""
     from mpfa.jit.attention import SIM_ARCHS
 
-    return build_modules(_BUILD, SIM_ARCHS)
+    folders = (Path(__file__).parent, Path(__file__).parents[2])
+    return build_modules(_BUILD, SIM_ARCHS, *map(str, folders))
 
 
 @pytest.fixture(scope="session")

@@ -64,6 +64,11 @@ def fast_cases() -> list[Case]:
     return [case_of(row, seed) for seed, row in enumerate(cover(FACTORS))]
 
 
+def rows_cases() -> list[Case]:
+    """What the replicated-row variant serves."""
+    return [case for case in fast_cases() if case.head_dim == 128]
+
+
 @lru_cache
 def slow_cases() -> list[Case]:
     """Every (length, group, page size), the other factors in turn; co-prime strides mix them."""

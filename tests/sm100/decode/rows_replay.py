@@ -4,16 +4,21 @@ with its own running maximum; the four states of a row meet at the end of an ite
 
 from __future__ import annotations
 
+import dataclasses
 from unittest import mock
 
 import decode_cases
 import torch
+from kernel_job import Job
 
 from mpfa.backends import reference
+from mpfa.jit.spec import CudaSpec
 from mpfa.merge import merge_base2
 from mpfa.reference import replay
 
 BLOCK, WARPS = 128, 4
+TILE_ROWS = 32
+SPEC = CudaSpec("mpfa_sm100_decode_rows", ("sm100_decode_rows.cu",), (10,), 40)
 
 
 def attend_tile(query, kv, heads, group_size, tile, scheme):
@@ -55,3 +60,13 @@ def attend_tile(query, kv, heads, group_size, tile, scheme):
 def replay_rows(inputs: decode_cases.Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     with mock.patch.object(reference, "attend_tile", attend_tile):
         return decode_cases.replay(inputs)
+
+
+def build(case: decode_cases.Case, tile_rows: int = TILE_ROWS) -> decode_cases.Inputs:
+    """The inputs of a case, planned in the variant's tiles."""
+    return dataclasses.replace(decode_cases.build(case), tile_rows=tile_rows)
+
+
+def job(case: decode_cases.Case) -> Job:
+    """One launch of the variant for any device."""
+    return decode_cases.job(build(case), "rows", replay_rows, rel=2e-3)

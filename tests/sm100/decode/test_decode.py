@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import attention_cases
 import decode_cases
+import decode_exact
 import pytest
 import torch
 from decode_cases import COMPENSATIONS, Case
@@ -36,12 +37,6 @@ def run(case: Case, modules, dtype=torch.float32, inputs=None):
     return inputs, decode_cases.run(modules[str(case.head_dim)], modules["combine"], inputs, dtype)
 
 
-def gate(case: Case) -> float:
-    """Relative L2 per (token, head). Under a soft cap the last bits of tanh, which libraries do not
-    share, may move a P across a boundary of e4m3: one row in all the cases here, 3.8e-3."""
-    return 2e-3 if case.soft_cap == 0.0 else 1e-2
-
-
 def check(case: Case, modules, simulator) -> None:
     inputs, got = run(case, modules)
     simulator.check()
@@ -49,7 +44,7 @@ def check(case: Case, modules, simulator) -> None:
     assert "sm100_decode" in launches[0]["kernel"]
     assert launches[0]["tcgen05_mma"] == expected_mmas(inputs)
     assert all("combine_states" in x["kernel"] for x in launches[1:])
-    assert decode_cases.faults(got, decode_cases.replay(inputs), rel=gate(case)) == []
+    assert decode_cases.faults(got, decode_cases.replay(inputs), rel=decode_cases.gate(case)) == []
 
 
 @pytest.mark.parametrize("case", fast_cases(), ids=lambda case: case.name)
@@ -98,83 +93,31 @@ def test_matrix_in_other_orders(case, device, mode, accumulate, seed, modules, s
 # ---- exact cases -----------------------------------------------------------------------------------
 
 
-def integer_inputs(case: Case) -> decode_cases.Inputs:
-    """Operands of small integers and power-of-two scales, written into the pages directly: every
-    score is an integer, V an integer up to 8."""
-    inputs = decode_cases.build(case)
-    gen = torch.Generator().manual_seed(case.seed)
-    cache, q = inputs.pages.cache, inputs.query
-    codes = torch.tensor([0x0, 0x2, 0x4, 0xA], dtype=torch.uint8)  # 0, 1, 2, -1
-
-    def packed(shape):
-        pick = codes[torch.randint(0, 4, (*shape, 2), generator=gen)]
-        return pick[..., 0] | pick[..., 1] << 4
-
-    scales = torch.tensor([0x30, 0x38, 0x40], dtype=torch.uint8)  # 1/2, 1, 2
-
-    def scale_bytes(shape):
-        return scales[torch.randint(0, 3, tuple(shape), generator=gen)]
-
-    cache.k.copy_(packed(cache.k.shape))
-    cache.k_scale.copy_(scale_bytes(cache.k_scale.shape))
-    q.q.copy_(packed(q.q.shape))
-    q.q_scale.copy_(scale_bytes(q.q_scale.shape))
-    cache.v.copy_(torch.randint(-8, 9, cache.v.shape, generator=gen).to(torch.float8_e4m3fn))
-    return inputs
+def check_exact(kind: str, case: Case, modules) -> torch.Tensor:
+    """The LSE of an exact case."""
+    exact = decode_exact.ExactCase(kind, case)
+    inputs, (out, lse) = run(case, modules, inputs=decode_exact.build(exact))
+    assert decode_exact.faults(exact, inputs, out, lse) == []
+    return lse
 
 
-@pytest.mark.parametrize("page_size", [128, 64, 32, 16])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_each_row_sees_one_key(head_dim, page_size, modules, simulator):
+@pytest.mark.parametrize("case", decode_exact.ONE_KEY, ids=lambda case: case.name)
+def test_each_row_sees_one_key(case, modules, simulator):
     """Window 0: the LSE is the score of one key and the output its V, bit for bit. Every scale differs,
     so a wrong row, byte or channel block shows."""
-    lengths = (1, 5, 33, 64, 77, 128, 129, 200, 250, 256, 300, 383)
-    case = Case(lengths, 5, head_dim, page_size, num_kv_heads=2, window_left=0, q_len=1, seed=4)
-    inputs = integer_inputs(case)
-    spec, _ = inputs.plan()
-    _, (out, lse) = run(case, modules, inputs=inputs)
-    want_out, want_lse = decode_cases.replay(inputs)
-    assert want_lse.unique().numel() > 60
-    assert torch.equal(out, want_out)
-    assert torch.equal(lse, want_lse)
-    codes = inputs.pages.cache.v.float()
-    for b, n in enumerate(lengths):
-        page = int(inputs.pages.indices[inputs.pages.indptr[b] + (n - 1) // page_size])
-        v = codes[page, :, (n - 1) % page_size]
-        assert torch.equal(out[b], v.repeat_interleave(case.group, dim=0))
+    assert check_exact("one key", case, modules).unique().numel() > 60
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_equal_scores_average_v(head_dim, modules, simulator):
+@pytest.mark.parametrize("case", decode_exact.EQUAL_SCORES, ids=lambda case: case.name)
+def test_equal_scores_average_v(case, modules, simulator):
     """2^n keys of score 0: LSE n and the exact mean of V, whole, split and with a tail block."""
-    for n, split in ((128, None), (64, None), (1024, 256), (2048, None), (512, 128)):
-        case = Case((n,), 8, head_dim, 64, q_len=1, split_tokens=split, seed=n)
-        inputs = integer_inputs(case)
-        inputs.query.q.zero_()
-        _, (out, lse) = run(case, modules, inputs=inputs)
-        assert torch.equal(lse, torch.full_like(lse, math.log2(n)))
-        rows = inputs.pages.indices.long()
-        v = inputs.pages.cache.v.float()[rows, 0].flatten(0, 1)[:n]
-        assert torch.equal(out, v.mean(dim=0).expand_as(out))
+    check_exact("equal scores", case, modules)
 
 
-@pytest.mark.parametrize("slot", range(0, 16, 5))
-def test_compensation_slots(slot, modules, simulator):
+@pytest.mark.parametrize("case", decode_exact.SLOTS, ids=lambda case: case.name)
+def test_compensation_slots(case, modules, simulator):
     """Zero FP4 operands: what is left are Delta and the channels, exactly."""
-    case = Case((129,), 3, 128, 128, "mean+channels", 15, window_left=0, seed=slot)
-    inputs = integer_inputs(case)
-    cache, q = inputs.pages.cache, inputs.query
-    q.q.zero_()
-    gen = torch.Generator().manual_seed(slot)
-    for t in (cache.aux_delta, cache.aux_channels, q.a_comp[..., 1:]):
-        t.copy_(torch.randint(-4, 5, t.shape, generator=gen).bfloat16())
-    if slot < 15:
-        q.a_comp[..., 1:] = 0
-        q.a_comp[..., 1 + slot] = 2.0
-    _, (out, lse) = run(case, modules, inputs=inputs)
-    want_out, want_lse = decode_cases.replay(inputs)
-    assert torch.equal(out, want_out)
-    torch.testing.assert_close(lse, want_lse, rtol=1e-6, atol=0)
+    check_exact("slots", case, modules)
 
 
 # ---- truth, features -------------------------------------------------------------------------------

@@ -4,20 +4,18 @@ tiles of 32 rows."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import decode_cases
 import pytest
 import torch
 from decode_cases import Case
-from decode_list import fast_cases
-from rows_replay import replay_rows
+from decode_list import rows_cases
+from rows_replay import TILE_ROWS, build, replay_rows
 
-CASES = [case for case in fast_cases() if case.head_dim == 128]
+CASES = rows_cases()
 
 
-def run(case: Case, modules, tile_rows: int = 32):
-    inputs = replace(decode_cases.build(case), tile_rows=tile_rows)
+def run(case: Case, modules, tile_rows: int = TILE_ROWS):
+    inputs = build(case, tile_rows)
     return inputs, decode_cases.run(modules["rows"], modules["combine"], inputs)
 
 
