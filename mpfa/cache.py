@@ -103,6 +103,9 @@ class PagedKVCache:
             device: where the tensors live.
             stats: static statistics to bind; per-request ones are passed to append and run instead.
 
+        Returns:
+            PagedKVCache whose tensors are dense and aligned for every kernel.
+
         Raises:
             ValueError: num_pages negative, or stats that are per-request or do not fit config.
         """
@@ -120,10 +123,12 @@ class PagedKVCache:
 
     @property
     def num_pages(self) -> int:
+        """P; page ids are 0..P-1."""
         return self.k.shape[0]
 
     @property
     def device(self) -> torch.device:
+        """Device of every page tensor."""
         return self.k.device
 
     @property

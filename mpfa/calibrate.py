@@ -106,7 +106,11 @@ class _Moments:
 
 
 def save_stats(path: str | os.PathLike[str], stats: Mapping[str | int, SmoothingStats]) -> None:
-    """Save the static statistics of several layers, keyed by layer name, as one safetensors file.
+    """Save the static statistics of several layers as one safetensors file.
+
+    Args:
+        path: file to write; an existing one is replaced.
+        stats: SmoothingStats by layer name or number; the name is the key in the file.
 
     Raises:
         ValueError: a key with a "/" in it, two keys of the same name, or per-request statistics.
@@ -130,9 +134,17 @@ def save_stats(path: str | os.PathLike[str], stats: Mapping[str | int, Smoothing
 def load_stats(
     path: str | os.PathLike[str], device: torch.device | str = "cpu"
 ) -> dict[str, SmoothingStats]:
-    """Load what save_stats() wrote; layer names come back as strings.
+    """Load what save_stats() wrote.
+
+    Args:
+        path: file that save_stats() wrote.
+        device: where the tensors go.
+
+    Returns:
+        SmoothingStats by layer name; numbers come back as strings.
 
     Raises:
+        FileNotFoundError: no such file.
         ValueError: not a file of this kind.
     """
     entries: dict[str, dict[str, torch.Tensor]] = {}

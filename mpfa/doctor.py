@@ -214,11 +214,11 @@ def _backends() -> list[Check]:
     """What each backend serves and on which hardware; a missing GPU is information, not a fault."""
     checks = []
     for backend, hardware in HARDWARE.items():
-        served = [
+        served = dict.fromkeys(  # two kernels of "sim" may serve the same
             f"{kernel.operation} of {kernel.format}"
             for kernel in KERNELS
             if kernel.ready and backend in (kernel.backend, "sim")
-        ]
+        )
         if backend == "reference":
             checks.append(Check("backends", backend, f"every format, on {hardware}", True))
         elif served:

@@ -28,7 +28,8 @@ def merge_states(
         v = sum w_i v_i / sum w_i, w_i = base^(lse_i - m). Where every state is empty: 0 and -inf.
 
     Raises:
-        ValueError: wrong shape, dtype, device or base.
+        ValueError: wrong shape, dtype, device or base; on CUDA also a D other than 64, 128 or 256.
+        GPUArchitectureError: a CUDA GPU below compute capability 8.0.
     """
     check_choice("lse_base", lse_base, LSE_BASES)
     floats = (torch.bfloat16, torch.float16, torch.float32)

@@ -27,6 +27,9 @@ def quantize_query(
         stats: needed when config.compensation is not "none".
         batch_indices: int32 [nnz], row of per-request stats for each token; required then.
 
+    Returns:
+        QuantizedQuery of nnz tokens, for a run() with the same config and stats.
+
     Raises:
         ValueError: wrong shape, dtype, device or stride, missing stats or batch_indices, NaN/Inf.
         GPUArchitectureError: neither CPU tensors nor a CUDA GPU of compute capability 8.0 or later.
@@ -62,6 +65,9 @@ def quantize_kv(
         config: "qk4pv8" or "mxfp8".
         indptr: int32 [B+1], token offsets of the requests; MXFP8 V blocks restart at each of them.
         stats: needed when config.compensation is not "none"; per-request stats have B rows.
+
+    Returns:
+        QuantizedKV of nnz tokens, for a run() after a ragged plan with the same indptr.
 
     Raises:
         ValueError: wrong shape, dtype, device, stride or indptr, missing stats, NaN/Inf.

@@ -87,10 +87,12 @@ class QuantizedQuery:
 
     @property
     def num_tokens(self) -> int:
+        """nnz, the query tokens of all requests."""
         return self.q.shape[0]
 
     @property
     def device(self) -> torch.device:
+        """Device of every tensor."""
         return self.q.device
 
 
@@ -134,10 +136,12 @@ class QuantizedKV:
 
     @property
     def num_tokens(self) -> int:
+        """nnz, the KV tokens of all requests."""
         return self.k.shape[0]
 
     @property
     def device(self) -> torch.device:
+        """Device of every tensor; indptr may be elsewhere."""
         return self.k.device
 
 
