@@ -10,6 +10,9 @@ using namespace mpfa::bind;
 
 using Kernel = void (*)(const CombineParams);
 
+// Up to this many (token, head) pairs a thread block takes 32 channels of one.
+constexpr int64_t kFewJobs = 512;
+
 template <class In, class Out>
 Kernel for_dim(int64_t dim) {
   require_value(dim == 64 || dim == 128 || dim == 256, "head_dim", dim, "64, 128 or 256");
@@ -18,11 +21,28 @@ Kernel for_dim(int64_t dim) {
                       : combine_states<In, Out, 256>;
 }
 
+template <class Out>
+Kernel slices_for_dim(int64_t dim) {
+  require_value(dim == 64 || dim == 128 || dim == 256, "head_dim", dim, "64, 128 or 256");
+  return dim == 64    ? combine_states_slices<Out, 64>
+         : dim == 128 ? combine_states_slices<Out, 128>
+                      : combine_states_slices<Out, 256>;
+}
+
 void launch(const Call& call, Kernel kernel, const CombineParams& p, bool pdl) {
   const int64_t ctas = (p.num_tokens * p.num_heads + kCombineWarps - 1) / kCombineWarps;
   if (ctas == 0) return;
   require_value(ctas <= 0x7fffffff, "tokens x heads", ctas, "at most 2^31-1 blocks");
   call.launch(kernel, dim3(static_cast<unsigned>(ctas)), kCombineWarps * 32, p, pdl);
+}
+
+// fp32 states.
+template <class Out>
+void launch_partials(const Call& call, const CombineParams& p, int64_t dim, bool pdl) {
+  const int64_t jobs = p.num_tokens * p.num_heads;
+  if (jobs == 0 || jobs > kFewJobs) return launch(call, for_dim<O32, Out>(dim), p, pdl);
+  const dim3 grid(static_cast<unsigned>(jobs * (dim / 32)));
+  call.launch(slices_for_dim<Out>(dim), grid, kSliceThreads, p, pdl);
 }
 
 void set_output(const Call& call, CombineParams& p, const TensorView& out,
@@ -100,12 +120,14 @@ void combine(const Call& call, const SplitStates& split, const TensorView& out,
     check_shape("sinks", sinks.value(), {heads});
     p.sinks = static_cast<const float*>(sinks.value().data_ptr());
   }
-  const Kernel kernel = is_fp32(out)   ? for_dim<O32, O32>(dim)
-                        : is_bf16(out) ? for_dim<O32, OBf16>(dim)
-                        : is_fp16(out) ? for_dim<O32, OFp16>(dim)
-                                       : nullptr;
-  require(kernel != nullptr, "out", out, "float32, bfloat16 or float16");
-  launch(call, kernel, p, pdl);
+  if (is_fp32(out)) {
+    launch_partials<O32>(call, p, dim, pdl);
+  } else if (is_bf16(out)) {
+    launch_partials<OBf16>(call, p, dim, pdl);
+  } else {
+    require(is_fp16(out), "out", out, "float32, bfloat16 or float16");
+    launch_partials<OFp16>(call, p, dim, pdl);
+  }
 }
 
 // `states` rows for each partition; tokens without partitions are left alone.

@@ -3,9 +3,11 @@
 // mpfa.merge.merge_base2 does: weights 2^(lse - max), sums in the order of the states, multiply and
 // add rounded separately.
 //
-// A warp owns one (token, head). It turns the LSEs of up to kStates states into weights in shared
-// memory first; then every lane streams its channels of eight states at a time, eight independent
-// loads.
+// Two kernels with equal results. combine_states: a warp owns one (token, head). It turns the LSEs
+// of up to kStates states into weights in shared memory first; then every lane streams its channels
+// of eight states at a time, eight independent loads. combine_states_slices, for few rows of many
+// states (decode of a long context): a thread block owns 32 channels of a (token, head); all its
+// threads load, one warp sums.
 #pragma once
 
 #include "mpfa/core/sink.cuh"
@@ -127,6 +129,51 @@ __device__ __forceinline__ void store_result(typename T::Storage* p, const float
   }
 }
 
+// The states of a (token, head).
+struct StateRows {
+  int count;             // <= 0: nothing to merge
+  const float* lse;      // of the first state
+  int64_t lse_step;      // elements to the next one
+  int64_t first, o_row;  // row of the first state; rows in p.o to the next one
+};
+
+__device__ __forceinline__ StateRows state_rows(const CombineParams& p, int64_t token, int head) {
+  int64_t first = token, step = p.num_tokens;
+  int count = p.states;
+  if (p.indptr != nullptr) {
+    if (p.header != nullptr && token >= __ldg(&p.header->nnz_qo)) return {};
+    const int begin = __ldg(p.indptr + token);
+    count = (__ldg(p.indptr + token + 1) - begin) * p.states;
+    first = static_cast<int64_t>(begin) * p.states;
+    step = 1;
+  }
+  return {count, p.lse + first * p.lse_row + head * p.lse_head, step * p.lse_row, first, step};
+}
+
+// Merged LSE with the optional last steps; `keep` becomes what a sink leaves of the output.
+__device__ __forceinline__ float finish_lse(const CombineParams& p, int64_t token, int head,
+                                            float anchor, float total, float* keep) {
+  // why == and not >: a NaN among the states makes the total NaN, and must reach the output.
+  float merged = total == 0.0f ? -INFINITY : __fadd_rn(anchor, log2f(total));
+  if (p.row_term != nullptr) {
+    const float term = __ldg(p.row_term + token * p.row_term_row + head * p.row_term_head);
+    merged = __fadd_rn(merged, __fmul_rn(p.row_scale, term));
+  }
+  *keep = 1.0f;
+  if (p.sinks != nullptr) {
+    const SinkResult joined = join_sink(merged, __ldg(p.sinks + head));
+    merged = joined.lse;
+    *keep = joined.keep;
+  }
+  return merged;
+}
+
+__device__ __forceinline__ float finish_value(const CombineParams& p, float sum, float total,
+                                              float keep) {
+  const float y = total == 0.0f ? 0.0f : __fdiv_rn(sum, total);
+  return p.sinks != nullptr ? __fmul_rn(y, keep) : y;
+}
+
 template <class In, class Out, int kDim>
 __global__ void __launch_bounds__(kCombineWarps * 32)
     combine_states(const __grid_constant__ CombineParams p) {
@@ -140,19 +187,11 @@ __global__ void __launch_bounds__(kCombineWarps * 32)
   if (job >= p.num_tokens * p.num_heads) return;
   const int64_t token = job / p.num_heads;
   const int head = static_cast<int>(job % p.num_heads);
-
-  int64_t first = token, step = p.num_tokens;
-  int count = p.states;
-  if (p.indptr != nullptr) {
-    if (p.header != nullptr && token >= __ldg(&p.header->nnz_qo)) return;
-    const int begin = __ldg(p.indptr + token);
-    count = (__ldg(p.indptr + token + 1) - begin) * p.states;
-    first = static_cast<int64_t>(begin) * p.states;
-    step = 1;
-  }
+  const StateRows rows = state_rows(p, token, head);
+  const int count = rows.count;
   if (count <= 0) return;  // the token has one partition, which wrote the output itself
-  const float* lse = p.lse + first * p.lse_row + head * p.lse_head;
-  const int64_t lse_step = step * p.lse_row;
+  const float* lse = rows.lse;
+  const int64_t lse_step = rows.lse_step;
 
   float top = -INFINITY;
   for (int i = lane; i < count; i += 32) top = fmaxf(top, __ldg(lse + i * lse_step));
@@ -160,8 +199,9 @@ __global__ void __launch_bounds__(kCombineWarps * 32)
   for (int m = 16; m > 0; m /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, m));
   const float anchor = top == -INFINITY ? 0.0f : top;
 
-  const InT* o = static_cast<const InT*>(p.o) + first * p.o_row + head * p.o_head + lane * kPer;
-  const int64_t o_step = step * p.o_row;
+  const InT* o =
+      static_cast<const InT*>(p.o) + rows.first * p.o_row + head * p.o_head + lane * kPer;
+  const int64_t o_step = rows.o_row * p.o_row;
   float acc[kPer] = {};
   float total = 0.0f;
   for (int chunk = 0; chunk < count; chunk += kStates) {
@@ -195,28 +235,118 @@ __global__ void __launch_bounds__(kCombineWarps * 32)
   }
   ptx::grid_launch_dependents();
 
-  // why == and not >: a NaN among the states makes the total NaN, and must reach the output.
-  const bool empty = total == 0.0f;
-  float merged = empty ? -INFINITY : __fadd_rn(anchor, log2f(total));
-  if (p.row_term != nullptr) {
-    const float term = __ldg(p.row_term + token * p.row_term_row + head * p.row_term_head);
-    merged = __fadd_rn(merged, __fmul_rn(p.row_scale, term));
-  }
-  float keep = 1.0f;
-  if (p.sinks != nullptr) {
-    const SinkResult joined = join_sink(merged, __ldg(p.sinks + head));
-    merged = joined.lse;
-    keep = joined.keep;
-  }
+  float keep;
+  const float merged = finish_lse(p, token, head, anchor, total, &keep);
   using OutT = typename Out::Storage;
   OutT* out = static_cast<OutT*>(p.out) + token * p.out_row + head * p.out_head + lane * kPer;
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const float y = empty ? 0.0f : __fdiv_rn(acc[i], total);
-    acc[i] = p.sinks != nullptr ? __fmul_rn(y, keep) : y;
-  }
+  for (int i = 0; i < kPer; ++i) acc[i] = finish_value(p, acc[i], total, keep);
   store_result<Out, kPer>(out, acc, p.out_vector);
   if (lane == 0 && p.out_lse != nullptr) {
+    p.out_lse[token * p.out_lse_row + head * p.out_lse_head] = merged;
+  }
+}
+
+constexpr int kSliceThreads = 128;
+constexpr int kSliceStates = kSliceThreads;  // a chunk: one weight per thread
+constexpr int kSliceVectors = 8;             // of four channels
+
+// fp32 states; blocks of 32 channels follow each other, then heads, then tokens.
+template <class Out, int kDim>
+__global__ void __launch_bounds__(kSliceThreads)
+    combine_states_slices(const __grid_constant__ CombineParams p) {
+  __shared__ float weights[kSliceStates];
+  __shared__ float tops[kSliceThreads / 32];
+  __shared__ float4 values[kSliceStates][kSliceVectors];
+  constexpr int kSlices = kDim / 32;
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread / 32;
+  const int slice = static_cast<int>(blockIdx.x % kSlices);
+  const int64_t job = blockIdx.x / kSlices;
+  const int64_t token = job / p.num_heads;
+  const int head = static_cast<int>(job % p.num_heads);
+  // invariant: kernels that write partial rows of a plan let this one start only after their own
+  // grid_dependency_wait, so the plan is there; the rows are not.
+  if (p.header == nullptr) ptx::grid_dependency_wait();
+  const StateRows rows = state_rows(p, token, head);
+  // why before any return: the grid after this one counts on the end of this one only.
+  if (p.header != nullptr) ptx::grid_dependency_wait();
+  if (rows.count <= 0) return;  // the token has one partition, which wrote the output itself
+
+  const int vector = thread % kSliceVectors, first_state = thread / kSliceVectors;
+  constexpr int kStep = kSliceThreads / kSliceVectors;
+  const float* o = static_cast<const float*>(p.o) + rows.first * p.o_row + head * p.o_head +
+                   slice * 32 + vector * 4;
+  const int64_t o_step = rows.o_row * p.o_row;
+  const auto load_chunk = [&](int chunk, float4(&x)[kSliceStates / kStep]) {
+#pragma unroll
+    for (int i = 0; i < kSliceStates / kStep; ++i) {
+      const int state = chunk + first_state + i * kStep;
+      x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (state < rows.count) x[i] = __ldg(reinterpret_cast<const float4*>(o + state * o_step));
+    }
+  };
+  // why ahead of the weights: one latency instead of two.
+  const float mine = thread < rows.count ? __ldg(rows.lse + thread * rows.lse_step) : -INFINITY;
+  float4 x[kSliceStates / kStep];
+  load_chunk(0, x);
+  float top = mine;
+  for (int i = thread + kSliceThreads; i < rows.count; i += kSliceThreads) {
+    top = fmaxf(top, __ldg(rows.lse + i * rows.lse_step));
+  }
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, m));
+  if (lane == 0) tops[warp] = top;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kSliceThreads / 32; ++w) top = fmaxf(top, tops[w]);
+  const float anchor = top == -INFINITY ? 0.0f : top;
+
+  float acc = 0.0f, total = 0.0f;
+  for (int chunk = 0; chunk < rows.count; chunk += kSliceStates) {
+    if (chunk > 0) load_chunk(chunk, x);
+    float lse = mine;
+    if (chunk > 0) {
+      const int state = chunk + thread;
+      lse = state < rows.count ? __ldg(rows.lse + state * rows.lse_step) : -INFINITY;
+    }
+    weights[thread] = exp2f(lse - anchor);
+    __syncthreads();
+    // why all threads multiply: one warp adds, in the order of the states, and every instruction of
+    // its loop counts.
+#pragma unroll
+    for (int i = 0; i < kSliceStates / kStep; ++i) {
+      const int state = first_state + i * kStep;
+      const float w = weights[state];
+      // A state of weight 0 may never have been written.
+      const auto part = [&](float y) { return __fmul_rn(w, w > 0.0f ? y : 0.0f); };
+      values[state][vector] = make_float4(part(x[i].x), part(x[i].y), part(x[i].z), part(x[i].w));
+    }
+    __syncthreads();
+    if (warp == 0) {
+      const float* column = &values[0][0].x + lane;
+      const int n = min(rows.count - chunk, kSliceStates);
+#pragma unroll 16
+      for (int s = 0; s < n; ++s) {
+        total = __fadd_rn(total, weights[s]);
+        acc = __fadd_rn(acc, column[s * kSliceVectors * 4]);
+      }
+    }
+    __syncthreads();
+  }
+  ptx::grid_launch_dependents();
+
+  if (warp != 0) return;
+  float keep;
+  const float merged = finish_lse(p, token, head, anchor, total, &keep);
+  using OutT = typename Out::Storage;
+  OutT* out = static_cast<OutT*>(p.out) + token * p.out_row + head * p.out_head + slice * 32 + lane;
+  const float y = finish_value(p, acc, total, keep);
+  if constexpr (sizeof(OutT) == 4) {
+    *out = y;
+  } else {
+    *out = Out::round(y);
+  }
+  if (slice == 0 && lane == 0 && p.out_lse != nullptr) {
     p.out_lse[token * p.out_lse_row + head * p.out_lse_head] = merged;
   }
 }
