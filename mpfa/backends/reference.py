@@ -21,6 +21,7 @@ from mpfa.reference.replay import (
     LOG2E,
     KVOperands,
     QueryOperands,
+    Scheme,
     TileSpec,
     attend_tile,
     exp2_rounded,
@@ -114,13 +115,18 @@ def _smoothing(
     config: KVCacheConfig, stats: SmoothingStats | None, rows: torch.Tensor | None
 ) -> dict[str, object]:
     """Keyword arguments that prepare_query and prepare_key share."""
+    return _means(config, stats, rows) | {"four_over_six": config.four_over_six}
+
+
+def _means(
+    config: KVCacheConfig, stats: SmoothingStats | None, rows: torch.Tensor | None
+) -> dict[str, object]:
     q_mean, k_mean = (None, None) if stats is None else stats.means_for(config, rows)
     return {
         "compensation": config.compensation,
         "q_mean": q_mean,
         "k_mean": k_mean,
         "channel_index": stats.channel_index if config.uses_channels else None,
-        "four_over_six": config.four_over_six,
     }
 
 
@@ -141,7 +147,15 @@ class ReferenceRun:
     inputs replay what a kernel does (tests/api/test_sim_backend.py compares them).
     """
 
-    def __init__(self, spec, plan: Plan, metadata: torch.Tensor, workspace: torch.Tensor, inputs):
+    def __init__(
+        self,
+        spec,
+        plan: Plan,
+        metadata: torch.Tensor,
+        workspace: torch.Tensor,
+        inputs,
+        scheme: Scheme | None = None,
+    ):
         self.spec, self.plan, self.workspace, self.inputs = spec, plan, workspace, inputs
         self.config: KVCacheConfig = inputs.config
         self.stats = inputs.stats
@@ -162,7 +176,7 @@ class ReferenceRun:
         self.partial_lse = plan.scratch(workspace, "partial_lse", torch.float32)[
             : rows * heads
         ].view(rows, heads)
-        self.scheme = scheme_for(self.config.format, spec.head_dim)
+        self.scheme = scheme or scheme_for(self.config.format, spec.head_dim)
         self.query = self._prepare_query()
         self._kv_request, self._kv = -1, None
 
@@ -178,6 +192,8 @@ class ReferenceRun:
             if self.stats is not None and not self.stats.is_static:
                 rows = request_rows(self.qo_indptr)
             stats, rows = resolve_stats(self.config, self.stats, rows, q.shape[0], q.device)
+            if self.scheme.p_mode == "dequant":
+                return QueryOperands(**ref.dequant_query(q, **_means(self.config, stats, rows)))
             q = quantize_query(q, self.config, stats, rows)
         parts = {"q": q.q, "q_scale": q.q_scale, "a_comp": q.a_comp, "row_term": q.row_term}
         stored = {}
@@ -335,6 +351,14 @@ class ReferenceRun:
         self.inputs.lse[: self.plan.nnz_qo].copy_(lse)
 
 
-def run(spec, plan: Plan, metadata: torch.Tensor, workspace: torch.Tensor, inputs) -> None:
-    """Attention of one planned batch; ``inputs`` are checked by the wrapper."""
-    ReferenceRun(spec, plan, metadata, workspace, inputs).run()
+def run(
+    spec,
+    plan: Plan,
+    metadata: torch.Tensor,
+    workspace: torch.Tensor,
+    inputs,
+    scheme: Scheme | None = None,
+) -> None:
+    """Attention of one planned batch; ``inputs`` are checked by the wrapper. ``scheme``: another
+    kernel's numerics than those that the cache format implies."""
+    ReferenceRun(spec, plan, metadata, workspace, inputs, scheme).run()

@@ -25,6 +25,7 @@ from mpfa.reference.codecs import (
     require_finite,
     unpack_e2m1,
 )
+from mpfa.reference.dequant import dequant_query
 from mpfa.reference.exact import exact_attention
 from mpfa.reference.fp8 import dequantize_fp8, quantize_fp8
 from mpfa.reference.layout import pack_scale_atoms, scale_atom_offset, unpack_scale_atoms
@@ -45,6 +46,7 @@ from mpfa.reference.smoothing import (
 
 __all__ = [
     "delta_scores",
+    "dequant_query",
     "dequantize_fp8",
     "dequantize_mxfp8",
     "dequantize_mxfp8_tokens",

@@ -31,11 +31,19 @@ class Scheme:
     kv_block: keys per step (128 on SM100; Bc on SM120).
     p_mode: "fixed448" e4m3(448 P) (paper section 4.1); "fixed256" the same with 256; "tile" one
         power-of-two scale per row and KV block, carried by SFA (SM120 default); "block32" one
-        per row and 32 keys (oracle only); "none" P stays fp32 (bf16 cache).
+        per row and 32 keys (oracle only); "none" P stays fp32 (bf16 cache); "dequant" fp16 (SM90
+        decode).
+    streams: "dequant" only: softmax states that take blocks in turn, the warps of a thread block.
     """
 
     kv_block: int
     p_mode: str
+    streams: int = 1
+
+
+def dequant_scheme(tile_rows: int) -> Scheme:
+    """The SM90 decode kernel for a plan whose tiles have up to ``tile_rows`` rows."""
+    return Scheme(16, "dequant", streams=8 if tile_rows <= 8 else 4)
 
 
 def scheme_for(format: str, head_dim: int) -> Scheme:
@@ -176,7 +184,8 @@ def attend_tile(
 def online_softmax(
     scores: torch.Tensor, v: torch.Tensor, exponent_scale: float, scheme: Scheme
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax(scores) V with the running max, walking KV blocks last to first.
+    """Softmax(scores) V with the running max, walking KV blocks last to first ("dequant": first to
+    last in each stream).
 
     Args:
         scores: fp32 [H, M, n] with -inf where masked; column 0 starts a KV block.
@@ -186,6 +195,8 @@ def online_softmax(
     Returns:
         (o fp32 [H, M, D] = O / l, lse fp32 [H, M] = lambda m + log2 l).
     """
+    if scheme.p_mode == "dequant":
+        return _walk_streams(scores, v, exponent_scale, scheme)
     heads, rows, num_keys = scores.shape
     block = scheme.kv_block
     num_blocks = -(-num_keys // block)
@@ -267,6 +278,50 @@ def _walk_running_max(
             previous = running[first + j]
     lse = exponent_scale * anchor[-1] + torch.log2(total)
     return _normalise(o, total, factor), torch.where(total == 0, -torch.inf, lse)
+
+
+# P = 2^(bias + lambda (S - m)). m moves when an exponent passes the limit; fp16 holds 2^15.
+_STREAM_BIAS, _STREAM_LIMIT = 7.0, 15.0
+
+
+def _walk_streams(
+    scores: torch.Tensor, v: torch.Tensor, exponent_scale: float, scheme: Scheme
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """SM90 decode: each stream walks its blocks with a state of its own, then the states merge.
+
+    A stream's m becomes a block's maximum when that passes it by 2^(limit - bias), column by column.
+    P is rounded to fp16 for the product with V; l sums it unrounded.
+    """
+    heads, rows, num_keys = scores.shape
+    block, streams = scheme.kv_block, scheme.streams
+    steps = -(-num_keys // (block * streams))
+    pad = steps * block * streams - num_keys
+    scores = torch.nn.functional.pad(scores, (0, pad), value=-torch.inf)
+    v = torch.nn.functional.pad(v, (0, 0, 0, pad))
+    scores = scores.view(heads, rows, steps, streams, block).permute(2, 0, 3, 1, 4)
+    v = v.reshape(heads, steps, streams, block, -1).transpose(0, 1)
+
+    def exponent(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        # One rounding of the difference and one of the fused multiply-add, as in the kernel.
+        return ((x - m).double() * exponent_scale + _STREAM_BIAS).float()
+
+    peak = scores.new_full((heads, streams, rows), torch.finfo(torch.float32).min)
+    total = torch.zeros_like(peak)
+    o = scores.new_zeros((heads, streams, rows, v.shape[-1]))
+    for x, values in zip(scores, v, strict=True):
+        top = x.amax(dim=-1)
+        moved = torch.where(exponent(top, peak) > _STREAM_LIMIT, top, peak)
+        alpha = exp2_rounded(exponent_scale * (peak - moved))
+        p = exp2_rounded(exponent(x, moved.unsqueeze(-1)))
+        total = alpha * total + p.sum(dim=-1)
+        o = alpha.unsqueeze(-1) * o + _products(p.half(), values)
+        peak = moved
+    common = peak.amax(dim=1, keepdim=True)
+    weight = exp2_rounded(exponent_scale * (peak - common))
+    total = (weight * total).sum(dim=1)
+    o = (weight.unsqueeze(-1) * o).sum(dim=1)
+    lse = exponent_scale * common.squeeze(1) + torch.log2(total * 2.0**-_STREAM_BIAS)
+    return _normalise(o, total, 1.0), torch.where(total == 0, -torch.inf, lse)
 
 
 # The lower bound of a block's exponent: SFA 2^-127. Such a block adds nothing.
