@@ -91,6 +91,8 @@ void run_attention(const TensorView& q, const TensorView& q_scale, const Optiona
   TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, (mpfa::bind::run_attention<launch>))
 
 enum class KvFormat { kMxfp8, kQk4pv8 };
+// Whether q holds codes with scales, or bf16/fp16 values that the kernel itself centres and rounds.
+enum class QueryForm { kCodes, kValues };
 
 // Sizes of the tensors, for tensor maps and grids. The number of query tokens and pages *in use*
 // is the plan's business and may be smaller.
@@ -198,7 +200,16 @@ inline void set_query(const Call& call, const AttentionTensors& t, KvFormat form
   }
 }
 
-inline void set_kv(const AttentionTensors& t, KvFormat format, int64_t head_dim, Attention* a) {
+// bf16 or fp16 [tokens, query heads, D]; q_scale, a_comp and row_term are not read.
+inline void set_query_values(const Call& call, const AttentionTensors& t, int64_t head_dim,
+                             AttentionParams* p) {
+  require(is_bf16(t.q) || is_fp16(t.q), "q", t.q, "bfloat16 or float16");
+  check_shape("q", t.q, {-1, -1, head_dim});
+  p->q = {bytes(t.q), byte_stride(t.q, 0), byte_stride(t.q, 1)};
+}
+
+inline void set_kv(const AttentionTensors& t, KvFormat format, int64_t head_dim, QueryForm form,
+                   Attention* a) {
   const Call& call = a->call;
   AttentionParams& p = a->params;
   const bool mx = format == KvFormat::kMxfp8;
@@ -256,6 +267,7 @@ inline void set_kv(const AttentionTensors& t, KvFormat format, int64_t head_dim,
     p.aux_channels = operand("aux_channels", c, rows, -1);
     p.channels = static_cast<int32_t>(c.size(c.ndim() - 1));
   }
+  if (form == QueryForm::kValues) return;
   const int64_t slots = p.channels + (t.aux_delta.has_value() ? 1 : 0);
   require_value(slots <= p.comp_slots && (slots > 0) == t.a_comp.has_value(), "a_comp slots",
                 p.comp_slots, "16 with compensated K, absent without");
@@ -302,7 +314,8 @@ inline void set_outputs(const Call& call, const AttentionTensors& t, int64_t hea
 
 // Checks everything that a kernel reads without looking, except values on the device. `head_dim`
 // is the module's own.
-inline Attention make_attention(const AttentionTensors& t, KvFormat format, int64_t head_dim) {
+inline Attention make_attention(const AttentionTensors& t, KvFormat format, int64_t head_dim,
+                                QueryForm form = QueryForm::kCodes) {
   Attention a{Call(t.q), {}};
   AttentionParams& p = a.params;
   a.paged = t.kv_indices.has_value();
@@ -322,8 +335,12 @@ inline Attention make_attention(const AttentionTensors& t, KvFormat format, int6
                 p.num_qo_heads, "a multiple of " + std::to_string(p.num_kv_heads) + " KV heads");
   p.group_size = p.num_qo_heads / p.num_kv_heads;
   set_plan(a.call, t, &p.plan);
-  set_query(a.call, t, format, head_dim, &p);
-  set_kv(t, format, head_dim, &a);
+  if (form == QueryForm::kCodes) {
+    set_query(a.call, t, format, head_dim, &p);
+  } else {
+    set_query_values(a.call, t, head_dim, &p);
+  }
+  set_kv(t, format, head_dim, form, &a);
   set_outputs(a.call, t, head_dim, &a);
   require_value(t.window_left >= -1 && t.window_left <= 0x7fffffff, "window_left", t.window_left,
                 "-1..2^31-1");
