@@ -111,11 +111,12 @@ class BatchDecodeWrapper(AttentionWrapper):
 
         Args:
             q: bf16/fp16 [B * q_len_per_request, Hq, D] or QuantizedQuery; the tokens of a request
-                are neighbours, in order.
+                are neighbours, in order. sm90 multiplies a bf16/fp16 q as it is (fp16 after
+                centring), which is more accurate than its codes; the other kernels quantise it.
             cache: PagedKVCache of the planned format, aligned as BatchPrefillWrapper.run() says; on
-                sm100 aux_delta and aux_channels to 16 bytes too.
+                sm90 and sm100 aux_delta and aux_channels to 16 bytes too.
             stats, sinks, out, lse, return_lse, lse_base: as BatchPrefillWrapper.run(); out may have
-                any alignment on sm100.
+                any alignment on sm90 and sm100.
 
         Returns:
             out, or (out, lse), as BatchPrefillWrapper.run().

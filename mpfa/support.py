@@ -31,14 +31,13 @@ if TYPE_CHECKING:
 
 OPERATIONS = (*kernels.OPERATIONS, "append")
 MIN_CUDA_CAPABILITY = (8, 0)
-# Every backend there will be, and what it runs on.
+# Every backend, and what it runs on.
 HARDWARE = {
     "reference": "CPU tensors",
     **{
         name: f"compute capability {next(k.major for k in kernels.KERNELS if k.backend == name)}.x"
         for name in kernels.BACKENDS
     },
-    "sm90": "compute capability 9.x",
     "sim": "CPU tensors",
 }
 
@@ -70,8 +69,8 @@ def supports(
     """Ask whether mpfa can run something, without running it.
 
     Args:
-        backend_or_device: a backend name ("reference", "sm100", "sm120", "sim") or a device ("cpu",
-            "cuda:0", torch.device), which stands for the backend that "auto" picks there.
+        backend_or_device: a backend name ("reference", "sm90", "sm100", "sm120", "sim") or a device
+            ("cpu", "cuda:0", torch.device), which stands for the backend that "auto" picks there.
         operation: "prefill", "decode" or "append".
         format, head_dim, page_size, num_qo_heads, num_kv_heads, compensation, channels: as in
             KVCacheConfig; page_size None means ragged.
@@ -175,9 +174,11 @@ def _backend_asked(
     found = backend_of_device(device)
     if found is not None and _is_ready(found, operation):
         return found
+    others = [o for o in kernels.OPERATIONS if found is not None and _is_ready(found, o)]
+    has = f" (it has {', '.join(others)}: backend {found!r})" if others else ""
     reasons.append(
         f"device {device}{capability_text(device)}: this version of mpfa has no {operation} kernel for "
-        'it; CPU tensors run with backend="reference"'
+        f'it{has}; CPU tensors run with backend="reference"'
     )
     return "reference"
 
@@ -225,10 +226,8 @@ def _kernel_reasons(
 
 
 def _kernel_of(backend: str, operation: str, format: str) -> AttentionKernel | None:
-    kernel = kernels.find_kernel(operation, format=format)
-    if kernel is None or not kernel.ready or backend not in (kernel.backend, "sim"):
-        return None
-    return kernel
+    kernel = kernels.find_kernel(operation, backend=backend, format=format)
+    return kernel if kernel is not None and kernel.ready else None
 
 
 def _no_cuda_text(device: torch.device) -> str:

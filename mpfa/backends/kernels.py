@@ -50,7 +50,7 @@ class AttentionKernel:
     """One kernel family of one operation.
 
     Attributes:
-        backend, operation: "sm100" or "sm120"; "prefill" or "decode".
+        backend, operation: "sm90", "sm100" or "sm120"; "prefill" or "decode".
         module: name of the CUDA module without its head dimension.
         entry: part of the kernel's name in the module.
         major: compute capability major that it is built for.
@@ -60,6 +60,8 @@ class AttentionKernel:
         ragged: whether it also reads ragged K/V.
         refusals: why a head dimension or page size of the format is missing, by its text.
         ready: False keeps it out of supports() and of every backend.
+        raw_query: it also takes the query as it is, bf16 or fp16, centres and rounds it itself, and
+            adds the row term to partial rows too.
     """
 
     backend: str
@@ -73,6 +75,7 @@ class AttentionKernel:
     ragged: bool
     refusals: dict[str, str]
     ready: bool
+    raw_query: bool = False
 
 
 # The 99 KB of shared memory of SM120 hold 128-key stages only at head_dim 64.
@@ -80,6 +83,8 @@ _SM120_KV_BLOCK = {64: 128, 128: 64}
 _SM120_NO_256 = {
     "head_dim 256": "K and V stages and the query tile exceed the 99 KB of shared memory of SM120"
 }
+
+_QK4PV8_DECODE = {d: Tiling(64, 8, 128, workers_per_sm=2) for d in (64, 128)}
 
 KERNELS = (
     AttentionKernel(
@@ -129,7 +134,7 @@ KERNELS = (
         entry="sm100_decode",
         major=10,
         format="qk4pv8",
-        tilings={d: Tiling(64, 8, 128, workers_per_sm=2) for d in (64, 128)},
+        tilings=_QK4PV8_DECODE,
         page_sizes=(16, 32, 64, 128),
         ragged=False,
         refusals={
@@ -137,6 +142,24 @@ KERNELS = (
             "page_size 1": "a 128-token step would need 128 page lookups",
         },
         ready=True,
+    ),
+    # Plans are those of sm100: a plan does not depend on which of the two runs it.
+    AttentionKernel(
+        backend="sm90",
+        operation="decode",
+        module="mpfa_sm90_decode",
+        entry="sm90_decode",
+        major=9,
+        format="qk4pv8",
+        tilings=_QK4PV8_DECODE,
+        page_sizes=(16, 32, 64, 128),
+        ragged=False,
+        refusals={
+            "head_dim 256": "its accumulators exceed the registers of two thread blocks on an SM",
+            "page_size 1": "a warp copies 16 neighbouring tokens at once",
+        },
+        ready=True,
+        raw_query=True,
     ),
 )
 
@@ -150,10 +173,18 @@ OPERATIONS = ("prefill", "decode")
 def find_kernel(
     operation: str, *, backend: str | None = None, format: str | None = None
 ) -> AttentionKernel | None:
-    """The kernel of an operation by its backend or by the cache format that it reads."""
+    """The kernel of an operation by its backend, the cache format that it reads, or both.
+
+    With a format, backend None or "sim" means the first kernel of the table that reads it; the
+    simulator plays that one.
+    """
+    if format is not None and backend == "sim":
+        backend = None
     for kernel in KERNELS:
-        if kernel.operation == operation and (
-            kernel.backend == backend if format is None else kernel.format == format
+        if (
+            kernel.operation == operation
+            and format in (None, kernel.format)
+            and backend in (None, kernel.backend)
         ):
             return kernel
     return None

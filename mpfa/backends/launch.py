@@ -41,6 +41,17 @@ class Query:
 
 
 @dataclass(frozen=True)
+class RawQuery:
+    """A bf16 or fp16 query [tokens, Hq, D] and what centres it: fp32 [(requests,) heads, D] means and
+    int32 [Hkv, c] channels, as far as the compensation has them."""
+
+    q: Tensor
+    q_mean: Tensor | None
+    k_mean: Tensor | None
+    channel_index: Tensor | None
+
+
+@dataclass(frozen=True)
 class KeysValues:
     """K and V as the kernel reads them: pages, or ragged."""
 
@@ -206,13 +217,45 @@ class Launcher:
             inputs.out, inputs.lse, inputs.sinks, spec.sm_scale, spec.logits_soft_cap,
             spec.window_left, spec.causal, self.plan.num_workers,
         )  # fmt: skip
+        self.combine(query.row_term, inputs)
+
+    def combine(self, row_term: Tensor | None, inputs: Inputs) -> None:
+        """Merges the partial rows; ``row_term``: what the kernel has left for their LSE."""
         # A graph may be planned again with more partitions: its combine is always launched.
         if self.partial_lse.shape[0] > 0:
             cuda.combine_plan(
-                self.partial_o, self.partial_lse, meta["header"], meta["merge_indptr"],
-                query.row_term, inputs.out, inputs.lse, inputs.sinks, spec.sm_scale,
-                spec.logits_soft_cap, pdl=True,
+                self.partial_o, self.partial_lse, self.meta["header"], self.meta["merge_indptr"],
+                row_term, inputs.out, inputs.lse, inputs.sinks, self.spec.sm_scale,
+                self.spec.logits_soft_cap, pdl=True,
             )  # fmt: skip
+
+
+class RawQueryLauncher(Launcher):
+    """A kernel that takes the query as it is, with the statistics that centre it."""
+
+    def query(self, inputs: Inputs, stats: SmoothingStats | None) -> Query | RawQuery:
+        q = inputs.q
+        if isinstance(q, QuantizedQuery):
+            return Query(q.q, q.q_scale, q.a_comp, q.row_term)
+        return RawQuery(q, *cuda.statistics(inputs.config, stats))
+
+    def launch(self, query: Query | RawQuery, kv: KeysValues, inputs: Inputs) -> None:
+        spec, meta, request = self.spec, self.meta, self.plan.request
+        if inputs.out.shape[0] == 0:
+            return
+        if isinstance(query, RawQuery):
+            operands = (query.q, None, None, None, query.q_mean, query.k_mean, query.channel_index)
+        else:
+            operands = (query.q, query.q_scale, query.a_comp, query.row_term, None, None, None)
+        self.module.run(
+            *operands, kv.k, kv.k_scale, _bytes(kv.v), kv.aux_delta, kv.aux_channels,
+            meta["header"], meta["qo_indptr"], meta["kv_indptr"], meta["kv_len"],
+            meta["kv_indices"], meta["items"], meta["worker_indptr"], meta["v_block_indptr"],
+            self.partial_o, self.partial_lse, inputs.out, inputs.lse, inputs.sinks, spec.sm_scale,
+            spec.logits_soft_cap, spec.window_left, spec.causal, self.plan.num_workers,
+            request.q_tile_tokens * request.heads_per_group,
+        )  # fmt: skip
+        self.combine(None, inputs)
 
 
 @dataclass(frozen=True)
@@ -327,6 +370,8 @@ def launcher(
     workspace: Tensor,
 ) -> Launcher:
     """The launcher of a wrapper's backend; loads (at first use compiles) its module."""
-    kernel = kernels.find_kernel(plan.request.mode, format=format)
+    kernel = kernels.find_kernel(plan.request.mode, backend=backend, format=format)
     kind = SimulatedLauncher if backend == "sim" else Launcher
+    if kernel.raw_query:
+        kind = RawQueryLauncher
     return kind(kernel, spec, plan, metadata, workspace)

@@ -16,13 +16,14 @@ from mpfa.backends import kernels
 from mpfa.jit import cuda, quant
 from mpfa.jit.spec import CudaSpec
 
-# What the simulator plays. why the family targets: one PTX serves 10.0 and 10.3, another 12.0 and 12.1.
+# What backend "sim" plays. why the family targets: one PTX serves 10.0 and 10.3, another 12.0 and 12.1.
 SIM_ARCHS = "10.0f 12.0f"
 SIM_DEVICES = {10: "10.0", 12: "12.0"}
 _SOURCES = {
     "mpfa_sm120_prefill": ("sm120_prefill.cu",),
     "mpfa_sm100_prefill": ("sm100_prefill.cu",),
     "mpfa_sm100_decode": ("sm100_decode.cu",),
+    "mpfa_sm90_decode": ("sm90_decode.cu",),
 }
 # Typical compile time for one architecture, for the progress line.
 _SECONDS = 40

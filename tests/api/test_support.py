@@ -16,7 +16,15 @@ from mpfa import support
 from mpfa.backends import kernels
 
 AVAILABLE = support.available_backends()
-PLANNED = [name for name in support.HARDWARE if name not in AVAILABLE]
+# A backend that serves one operation and not the other.
+WITHOUT_KERNEL = [
+    (backend, operation)
+    for backend in kernels.BACKENDS
+    for operation in kernels.OPERATIONS
+    if not any(
+        k.ready and (k.backend, k.operation) == (backend, operation) for k in kernels.KERNELS
+    )
+]
 
 
 def attempt(feature: dict[str, object]) -> str | None:
@@ -178,18 +186,22 @@ def test_reference_serves_every_listed_combination() -> None:
         )
 
 
-@pytest.mark.parametrize("backend", PLANNED)
-def test_backends_of_later_versions(backend: str) -> None:
-    ok, reasons = mpfa.supports(backend)
-    assert not ok and backend in reasons[0] and "not part of this version" in reasons[0]
-    for cls in (mpfa.BatchPrefillWrapper, mpfa.BatchDecodeWrapper):
-        with pytest.raises(
-            ValueError, match=rf"backend: '{backend}' .*not part of.*available: 'auto', 'reference'"
-        ):
-            cls(torch.empty(16, dtype=torch.uint8), backend=backend)
-    q = torch.zeros(1, 1, 64).bfloat16()
-    with pytest.raises(ValueError, match=f"backend: '{backend}'"):
-        mpfa.single_prefill(q, q, q, backend=backend)
+def test_hopper_has_decode_only() -> None:
+    assert WITHOUT_KERNEL == [("sm90", "prefill")]
+
+
+@pytest.mark.parametrize("backend,operation", WITHOUT_KERNEL)
+def test_backends_without_a_kernel_of_the_operation(backend: str, operation: str) -> None:
+    ok, reasons = mpfa.supports(backend, operation=operation, page_size=64)
+    assert not ok and len(reasons) == 1
+    assert backend in reasons[0] and operation in reasons[0]
+    cls = {"prefill": mpfa.BatchPrefillWrapper, "decode": mpfa.BatchDecodeWrapper}[operation]
+    with pytest.raises(ValueError, match=rf"^backend: '{backend}' .*{operation}"):
+        cls(torch.empty(16, dtype=torch.uint8), backend=backend)
+    if operation == "prefill":
+        q = torch.zeros(1, 1, 64).bfloat16()
+        with pytest.raises(ValueError, match=f"^backend: '{backend}'"):
+            mpfa.single_prefill(q, q, q, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["fa2", "", "SM100", None, 3])
@@ -230,11 +242,13 @@ KERNELS = [(k.backend, k.operation, k.format) for k in kernels.KERNELS if k.read
 @pytest.mark.parametrize("backend,operation,format", KERNELS)
 def test_kv_heads_are_a_grid_dimension(backend, operation, format) -> None:
     shape = {"operation": operation, "format": format, "head_dim": 64, "page_size": 64}
-    for name in (backend, "sim"):
+    # "sim" plays the first kernel that reads the format.
+    first = kernels.find_kernel(operation, format=format).backend
+    for name, owner in ((backend, backend), ("sim", first)):
         for heads, allowed in ((65535, True), (65536, False)):
             ok, reasons = mpfa.supports(name, num_kv_heads=heads, num_qo_heads=heads, **shape)
             assert ok == allowed, reasons
-        text = f"num_kv_heads 65536: {backend} {operation} allows 1..65535 (KV heads are a grid"
+        text = f"num_kv_heads 65536: {owner} {operation} allows 1..65535 (KV heads are a grid"
         assert len(reasons) == 1 and reasons[0].startswith(text), reasons
     assert mpfa.supports("cpu", num_kv_heads=65536, num_qo_heads=65536, **shape) == (True, [])
 
@@ -278,16 +292,20 @@ def test_architecture_error_of_each_entry_point() -> None:
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (11, 0)])
 def test_a_gpu_is_named_with_its_capability(monkeypatch, capability) -> None:
-    """A CUDA device that torch only pretends to have, of a generation without kernels."""
+    """A CUDA device that torch only pretends to have, of a generation without the kernel asked for."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     ok, reasons = mpfa.supports("cuda:0")
     named = f"compute capability {capability[0]}.{capability[1]}"
     assert not ok and named in reasons[0]
-    with pytest.raises(
-        mpfa.GPUArchitectureError, match=f"decode: no kernel for device cuda:0 .*{named}"
-    ):
-        support.resolve_backend("auto", torch.device("cuda:0"), "decode")
+    for operation in ("prefill", "decode"):
+        if (capability, operation) == ((9, 0), "decode"):
+            assert support.resolve_backend("auto", torch.device("cuda:0"), operation) == "sm90"
+            continue
+        with pytest.raises(
+            mpfa.GPUArchitectureError, match=f"{operation}: no kernel for device cuda:0 .*{named}"
+        ):
+            support.resolve_backend("auto", torch.device("cuda:0"), operation)
 
 
 def test_auto_on_cpu_is_the_reference() -> None:
