@@ -35,12 +35,22 @@ def build_modules(script: str, archs: str, *arguments: str) -> dict[str, Path]:
     return {name: Path(path) for name, path in paths.items()}
 
 
+def require_simulator() -> None:
+    """Skips where modules cannot bind to the simulator: it does not build, or a real CUDA runtime is
+    loaded in this process."""
+    from mpfa import sim
+
+    try:
+        foreign = sim.simulator().foreign
+    except RuntimeError as error:
+        pytest.skip(f"the simulator cannot run in this process: {error}")
+    if foreign:
+        pytest.skip(f"the simulator cannot run in this process: {foreign} is loaded")
+
+
 def open_modules(libraries: dict) -> dict:
     """The tvm-ffi module of each library, its launches executed by the simulator."""
     from mpfa import sim
 
-    try:
-        sim.simulator()
-    except RuntimeError as error:
-        pytest.skip(f"the simulator cannot run in this process: {error}")
+    require_simulator()
     return {name: sim.load(path, tvm_ffi=True) for name, path in libraries.items()}
