@@ -12,7 +12,7 @@ CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard 'include
 # Tests run one process per core; each process then uses one thread.
 WORKERS ?= auto
 
-.PHONY: demo test test-all test-gpu sim lint format doctor clean
+.PHONY: demo test test-all test-gpu bench sim lint format doctor clean
 
 # why passive: on a machine with other work, OpenMP threads that spin for each other waste most of it.
 demo: $(STAMP)
@@ -28,12 +28,18 @@ test: lint $(CUDA_STAMP)
 # some of them need curand's headers. Tests of the machine code need a disassembler.
 test-all: lint $(CUDA_STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nvidia-curand \
-		nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump
+		nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump lm_eval nltk wonderwords
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not gpu"
 
-# On a machine with an NVIDIA GPU and a CUDA build of torch.
+# Every kernel case of this machine's NVIDIA GPU; needs a CUDA build of torch (docs/testing.md).
+# SANITIZE=1 adds a sample under compute-sanitizer.
 test-gpu: $(STAMP) $(CUDA_STAMP)
-	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu --require-gpu --report build/test-gpu.json \
+		$(if $(SANITIZE),--sanitize)
+
+# Every benchmark that this machine can run, and benchmarks/results/report.md; it says what it skips.
+bench: $(CUDA_STAMP)
+	$(BIN)/python benchmarks/run.py
 
 # The simulator's replacement CUDA runtime, built into the user cache.
 sim: $(STAMP)

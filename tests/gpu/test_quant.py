@@ -4,6 +4,7 @@
 import pytest
 import quant_cases
 import state_cases
+import summary
 import torch
 
 from mpfa.backends import cuda
@@ -19,13 +20,20 @@ CHECKS = state_cases.checks()
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_bytes_of_the_reference(case):
-    assert quant_cases.check(case, DEVICE, cuda) == []
+def test_bytes_of_the_reference(case, record_property):
+    faults = quant_cases.check(case, DEVICE, cuda)
+    record_property(
+        summary.MATRIX, summary.entry("quantise, append", len(CASES), {"faults": faults})
+    )
+    assert faults == []
 
 
 @pytest.mark.parametrize("check", [c for _, c in CHECKS], ids=[name for name, _ in CHECKS])
-def test_states(check):
-    assert check(DEVICE, cuda) == []
+def test_states(check, record_property):
+    faults = check(DEVICE, cuda)
+    kernel = "statistics, combine, merge"
+    record_property(summary.MATRIX, summary.entry(kernel, len(CHECKS), {"faults": faults}))
+    assert faults == []
 
 
 def test_pdl_chain_gives_the_bytes_of_separate_launches():
