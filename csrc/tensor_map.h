@@ -72,11 +72,12 @@ inline CUtensorMap make_tensor_map(const char* name, CUtensorMapDataType type, c
 }
 
 // K or V, `row_bytes` of one head and token: (byte, row, KV head, page), copied in boxes of
-// `box_rows` rows of one KV head. The swizzle spans a row.
+// `box_rows` rows of one KV head and `box_bytes` of a row (0 = all). The swizzle spans a box's row.
 inline TensorMap kv_map(const char* name, const KvOperand& operand, const Attention& a,
-                        int64_t row_bytes, int64_t box_rows) {
-  const CUtensorMapSwizzle swizzle = row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-                                     : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                        int64_t row_bytes, int64_t box_rows, int64_t box_bytes = 0) {
+  if (box_bytes == 0) box_bytes = row_bytes;
+  const CUtensorMapSwizzle swizzle = box_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                        : CU_TENSOR_MAP_SWIZZLE_32B;
   // why: a dimension of one element has an arbitrary stride, which the encoder would refuse.
   const auto dim = [](int64_t size, int64_t bytes, int64_t box) {
@@ -84,7 +85,7 @@ inline TensorMap kv_map(const char* name, const KvOperand& operand, const Attent
   };
   const CUtensorMap map =
       make_tensor_map(name, CU_TENSOR_MAP_DATA_TYPE_UINT8, operand.data,
-                      {{row_bytes, 1, static_cast<uint32_t>(row_bytes)},
+                      {{row_bytes, 1, static_cast<uint32_t>(box_bytes)},
                        dim(a.paged ? a.params.page_size : a.kv_tokens, operand.row, box_rows),
                        dim(a.params.num_kv_heads, operand.head, 1),
                        dim(a.paged ? a.num_pages : 1, operand.page, 1)},

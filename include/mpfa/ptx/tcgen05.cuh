@@ -197,6 +197,20 @@ __device__ __forceinline__ void mma_f16_ss(uint32_t d, uint64_t a, uint64_t b, u
       : "memory");
 }
 
+// The same with A in Tensor Memory: two 16-bit values per column, lane = row.
+__device__ __forceinline__ void mma_f16_ts(uint32_t d, uint32_t a, uint64_t b, uint32_t idesc,
+                                           bool accumulate) {
+  asm volatile(
+      "{\n\t"
+      ".reg .pred p;\n\t"
+      "setp.ne.u32 p, %4, 0;\n\t"
+      "tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p;\n\t"
+      "}"
+      :
+      : "r"(d), "r"(a), "l"(b), "r"(idesc), "r"(static_cast<uint32_t>(accumulate))
+      : "memory");
+}
+
 // e2m1 operands in shared memory with ue4m3 scales per 16 channels in Tensor Memory, K = 64.
 __device__ __forceinline__ void mma_nvfp4_ss(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc,
                                              uint32_t scale_a, uint32_t scale_b, bool accumulate) {
@@ -209,6 +223,23 @@ __device__ __forceinline__ void mma_nvfp4_ss(uint32_t d, uint64_t a, uint64_t b,
       "}"
       :
       : "r"(d), "l"(a), "l"(b), "r"(idesc), "r"(scale_a), "r"(scale_b),
+        "r"(static_cast<uint32_t>(accumulate))
+      : "memory");
+}
+
+// The same with A in Tensor Memory (PTX ISA 9.7.16.10.9: [a-tmem] is legal for the block-scaled
+// kinds): eight e2m1 per column, lane = row.
+__device__ __forceinline__ void mma_nvfp4_ts(uint32_t d, uint32_t a, uint64_t b, uint32_t idesc,
+                                             uint32_t scale_a, uint32_t scale_b, bool accumulate) {
+  asm volatile(
+      "{\n\t"
+      ".reg .pred p;\n\t"
+      "setp.ne.u32 p, %6, 0;\n\t"
+      "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%0], [%1], %2, %3, [%4], [%5], "
+      "p;\n\t"
+      "}"
+      :
+      : "r"(d), "r"(a), "l"(b), "r"(idesc), "r"(scale_a), "r"(scale_b),
         "r"(static_cast<uint32_t>(accumulate))
       : "memory");
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import attention_cases as cases
 import torch
+from kernel_job import Call, Job, as_faults
 
 import mpfa
 from mpfa import reference as ref
@@ -169,46 +170,88 @@ def _bytes(t: torch.Tensor | None) -> torch.Tensor | None:
     return t.view(torch.uint8) if t is not None and t.element_size() == 1 else t
 
 
-def launch(module, o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of one launch, split rows merged by mpfa.reference's combine steps.
+PAD_ROWS = 3
 
-    Outputs are rows of a larger tensor full of NaN; nothing outside them may change.
-    """
-    case, plan = o.case, o.plan
-    hq, _ = case.heads
-    nnz = plan.nnz_qo
-    pad = 3
-    big = torch.full((nnz + 2 * pad, hq, case.head_dim), torch.nan, dtype=case.out)
-    big_lse = torch.full((nnz + 2 * pad, hq), torch.nan)
-    out, lse = big[pad : pad + nnz], big_lse[pad : pad + nnz]
-    rows = plan.num_partial_rows
-    partial_o = torch.full((rows, hq, case.head_dim), torch.nan)
-    partial_lse = torch.full((rows, hq), torch.nan)
-    meta = {n: plan.metadata_view(o.metadata, n) for n in METADATA_SECTIONS}
+
+def empty_outputs(o: Operands) -> dict[str, torch.Tensor]:
+    """What a launch writes, full of NaN; out and lse are rows of larger tensors."""
+    case, rows = o.case, o.plan.num_partial_rows
+    hq, dim, nnz = case.heads[0], case.head_dim, o.plan.nnz_qo
+    inside = slice(PAD_ROWS, PAD_ROWS + nnz)
+    return {
+        "partial_o": torch.full((rows, hq, dim), torch.nan),
+        "partial_lse": torch.full((rows, hq), torch.nan),
+        "out": torch.full((nnz + 2 * PAD_ROWS, hq, dim), torch.nan, dtype=case.out)[inside],
+        "lse": torch.full((nnz + 2 * PAD_ROWS, hq), torch.nan)[inside],
+    }
+
+
+def call(o: Operands, outputs: dict[str, torch.Tensor]) -> Call:
+    """The launch of the module of the case's head dimension."""
+    meta = {n: o.plan.metadata_view(o.metadata, n) for n in METADATA_SECTIONS}
     q, kv = o.query, o.kv
-    module.run(
-        q.q, q.q_scale, q.a_comp, q.row_term,
+    return Call.attention(
+        str(o.case.head_dim), q.q, q.q_scale, q.a_comp, q.row_term,
         kv.k, kv.k_scale, _bytes(kv.v), None, kv.aux_delta, kv.aux_channels,
         meta["header"], meta["qo_indptr"], meta["kv_indptr"], meta["kv_len"],
         meta["kv_indices"] if o.table is not None else None,
         meta["items"], meta["worker_indptr"], meta["v_block_indptr"],
-        partial_o, partial_lse, out, lse, o.sinks,
-        o.sm_scale, case.soft_cap, case.window_left, case.causal, plan.num_workers,
+        *outputs.values(), o.sinks, o.sm_scale, o.case.soft_cap, o.case.window_left,
+        o.case.causal, o.plan.num_workers,
     )  # fmt: skip
-    for outside in (big[:pad], big[pad + nnz :], big_lse[:pad], big_lse[pad + nnz :]):
-        assert outside.isnan().all(), "a row outside the output was written"
-    out, lse = out.clone(), lse.clone()
+
+
+def finish(o: Operands, outputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of a launch, split rows merged by mpfa.reference's combine steps."""
+    case, plan = o.case, o.plan
+    out, lse = outputs["out"].clone(), outputs["lse"].clone()
     split = plan.merge_indptr[1:] > plan.merge_indptr[:-1]
     if split.any():
         # In fp32, as the combine kernel does, and rounded once at the end.
         full = torch.where(split[:, None, None], torch.nan, out.float())
         assert out[split].isnan().all() and lse[split].isnan().all(), "a split row was finished"
-        merge_rows(plan, partial_o, partial_lse, full, lse)
+        merge_rows(plan, outputs["partial_o"], outputs["partial_lse"], full, lse)
         rows = split.nonzero().flatten()
         lse[rows] = add_row_term(o, lse)[rows]
         merged, merged_lse = add_sinks(o, full, lse)
         out[rows], lse[rows] = merged[rows].to(case.out), merged_lse[rows]
     return out, lse
+
+
+def launch(module, o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of one launch. Outputs are rows of a larger tensor full of NaN; nothing outside
+    them may change."""
+    outputs = empty_outputs(o)
+    module.run(*call(o, outputs).arguments.values())
+    for name in ("out", "lse"):
+        big, rows = outputs[name]._base, outputs[name].shape[0]
+        for outside in (big[:PAD_ROWS], big[PAD_ROWS + rows :]):
+            assert outside.isnan().all(), "a row outside the output was written"
+    return finish(o, outputs)
+
+
+# rel L2 per (request, head) against the fp32 replay.
+GATE = {torch.float32: 2e-3, torch.bfloat16: 3e-3, torch.float16: 3e-3}
+
+
+def assert_as_replayed(o: Operands, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """The kernel's results against the replay of the same plan."""
+    want, want_lse = replay(o)
+    assert not out.isnan().any() and not lse.isnan().any(), "out or lse holds NaN"
+    worst, gate = worst_head(o, out, want), GATE[o.case.out]
+    assert worst <= gate, f"rel L2 {worst:.3g}, allowed {gate}"
+    cases.assert_lse_close(lse, want_lse, 2e-4 * max(1.0, o.case.k_bias))
+    assert (out[want.abs().amax(-1) == 0] == 0).all(), "a row without keys is not 0"
+
+
+def job(o: Operands) -> Job:
+    """One launch for any device."""
+    outputs = empty_outputs(o)
+
+    def check(got: dict[str, torch.Tensor]) -> None:
+        assert_as_replayed(o, *finish(o, got))
+
+    return Job(o.case.name, (call(o, outputs),), outputs, lambda got: as_faults(check, got))
 
 
 def add_row_term(o: Operands, lse: torch.Tensor) -> torch.Tensor:

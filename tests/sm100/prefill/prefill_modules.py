@@ -22,6 +22,23 @@ for d in map(int, sys.argv[2:]):
     paths[d] = str(cuda.build(spec))
 print(json.dumps(paths))
 """
+_BUILD_PV = """
+import json, sys
+from mpfa.jit import cuda
+from mpfa.jit.spec import CudaSpec
+paths = {}
+for bits in sys.argv[1:]:
+    flags = (f"-DMPFA_SM100_PV={bits}",)
+    spec = CudaSpec(f"mpfa_sm100_prefill_pv{bits}_d128", ("sm100_prefill_pv.cu",), (10,), 40, flags)
+    paths[bits] = str(cuda.build(spec))
+print(json.dumps(paths))
+"""
+
+
+def build_pv() -> dict[int, Path]:
+    """The builds with other formats of P and V, by their bits: 16 = bf16, 4 = NVFP4."""
+    built = sim_modules.build_modules(_BUILD_PV, ARCHS, "16", "4")
+    return {int(bits): path for bits, path in built.items()}
 
 
 def build(suffix: str = "", *flags: str, head_dims: tuple[int, ...] = (64, 128)) -> dict[int, Path]:

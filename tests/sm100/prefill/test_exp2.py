@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """2^x from the FMA pipe: the kernel's polynomial in exact fp32 steps against fp64.
 
-The steps are those of exp2_polynomial in include/mpfa/sm100/prefill/softmax.cuh, with its constants.
+The steps are those of Exp2 in include/mpfa/sm100/prefill/softmax.cuh, with its constants.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import re
 
+import pytest
 import torch
 
 from mpfa.jit import paths
 from mpfa.reference.codecs import e4m3_encode, fma_fp32
 
-SOURCE = (
-    paths.source_root() / "include" / "mpfa" / "sm100" / "prefill" / "softmax.cuh"
-).read_text()
+FOLDER = paths.source_root() / "include" / "mpfa" / "sm100" / "prefill"
+SOURCE = (FOLDER / "softmax.cuh").read_text()
 # An e4m3 step is between 1/16 and 1/8 of the value, for values above 2^-6.
 STEP = 1 / 16
 
@@ -29,16 +29,20 @@ def constant(name: str) -> float:
     return torch.tensor(value, dtype=torch.float32).item()
 
 
-TOP, RANGE, MAGIC = (constant(f"kExp2{n}") for n in ("Top", "Range", "Magic"))
+# Of e4m3, bf16 and NVFP4 P.
+TOPS = [float(x) for x in re.findall(r"kExp2Top = ([\d.]+)f", (FOLDER / "config.h").read_text())]
+RANGE = constant("kExp2Range")
 C = [constant(f"kExp2C{i}") for i in range(5)]
+TOP = TOPS[0]
 
 
-def polynomial(u: torch.Tensor) -> torch.Tensor:
+def polynomial(u: torch.Tensor, top: float = TOP) -> torch.Tensor:
     def f32(x: float) -> torch.Tensor:
         return torch.tensor(x, dtype=torch.float32)
 
-    n = f32(MAGIC) - u
-    f = (f32(MAGIC) - n) - u
+    magic = f32((12582912.0 + top) / RANGE)
+    n = magic - u
+    f = (magic - n) - u
     p = f32(C[4]).expand_as(u)
     for c in C[3::-1]:
         p = fma_fp32(p, f, f32(c))
@@ -54,9 +58,14 @@ def bits_of(x: float) -> int:
     return int(torch.tensor(x, dtype=torch.float32).view(torch.int32))
 
 
-def relative_error(u: torch.Tensor) -> float:
-    exact = torch.exp2(TOP - RANGE * u.double())
-    return ((polynomial(u).double() - exact) / exact).abs().max().item()
+def relative_error(u: torch.Tensor, top: float = TOP) -> float:
+    exact = torch.exp2(top - RANGE * u.double())
+    return ((polynomial(u, top).double() - exact) / exact).abs().max().item()
+
+
+def test_the_source_has_three_formats() -> None:
+    assert TOPS == [9.0, 9.0, 12.0]
+    assert re.search(r"kMagic = \(12582912\.0f \+ kTop\) / kExp2Range;", SOURCE)
 
 
 def test_every_fraction() -> None:
@@ -69,13 +78,14 @@ def test_every_fraction() -> None:
     assert 1e-6 < worst < 3.2e-6 < STEP / 8
 
 
-def test_the_whole_range() -> None:
+@pytest.mark.parametrize("top", sorted({*TOPS}))
+def test_the_whole_range(top) -> None:
     """From u = 0, above the largest P, to 1: no exponent goes wrong."""
     gen = torch.Generator().manual_seed(0)
     edges = torch.arange(0, 257, dtype=torch.float32) / 256
     u = torch.cat([torch.rand(1 << 17, generator=gen), edges, edges[1:].nextafter(edges[:-1])])
-    assert relative_error(u) < 3.2e-6
-    assert 0 < polynomial(torch.ones(1)).item() < 2.0**-118
+    assert relative_error(u, top) < 3.2e-6
+    assert 0 < polynomial(torch.ones(1), top).item() < 2.0 ** (top - 127)
 
 
 def test_few_codes_move() -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import attention_cases as cases
 import prefill_cases as pc
+import prefill_exact
 import pytest
 import torch
 from prefill_cases import Case
@@ -21,11 +22,7 @@ from prefill_modules import build
 from sim_modules import open_modules
 
 import mpfa
-from mpfa import reference as ref
 from mpfa.quantized import QuantizedQuery
-
-# rel L2 per (request, head) against the fp32 replay.
-GATE = {torch.float32: 2e-3, torch.bfloat16: 3e-3, torch.float16: 3e-3}
 
 
 def expected_mmas(o: pc.Operands) -> int:
@@ -53,12 +50,7 @@ def run(o: pc.Operands, modules, simulator):
 
 def check(case: Case, modules, simulator) -> None:
     o = pc.operands(case)
-    out, lse = run(o, modules, simulator)
-    want, want_lse = pc.replay(o)
-    assert not out.isnan().any() and not lse.isnan().any()
-    assert pc.worst_head(o, out, want) <= GATE[case.out]
-    cases.assert_lse_close(lse, want_lse, 2e-4 * max(1.0, case.k_bias))
-    assert (out[want.abs().amax(-1) == 0] == 0).all()
+    pc.assert_as_replayed(o, *run(o, modules, simulator))
 
 
 def test_the_list_is_mostly_fast() -> None:
@@ -156,104 +148,28 @@ def test_elementwise_delta_build(elementwise_module, modules, simulator) -> None
 # ---- exact --------------------------------------------------------------------------------------
 
 
-def integer_operands(case: Case) -> pc.Operands:
-    """Bytes whose products and sums are exact in fp32, every scale and slot different."""
-    o = pc.operands(case, sm_scale=math.log(2))
-    gen = torch.Generator().manual_seed(case.seed + 5)
-
-    def pick(t: torch.Tensor, codes: list[int]) -> torch.Tensor:
-        values = torch.tensor(codes, dtype=torch.uint8)
-        return values[torch.randint(0, len(codes), t.shape, generator=gen)]
-
-    def integers(t: torch.Tensor) -> torch.Tensor:
-        return torch.randint(-4, 5, t.shape, generator=gen).to(t.dtype)
-
-    halves_to_two = [0x30, 0x38, 0x40]  # e4m3 0.5, 1, 2
-    q, kv = o.query, o.kv
-    q.q.copy_(torch.randint(0, 256, q.q.shape, generator=gen, dtype=torch.uint8))
-    q.q_scale.copy_(pick(q.q_scale, halves_to_two))
-    if q.a_comp is not None:
-        first = 1 if q.row_term is not None else 0
-        q.a_comp[..., first : first + case.num_channels].copy_(
-            integers(q.a_comp[..., first : first + case.num_channels])
-        )
-    if q.row_term is not None:
-        q.row_term.zero_()
-    slots = torch.cat(cases.page_table(case.kv_lens, case.page_size, o.kv.num_pages, case.seed)[3])
-    page, row = slots // case.page_size, slots % case.page_size
-    tokens = len(slots)
-    heads, dim = case.heads[1], case.head_dim
-    kv.k[page, :, row] = torch.randint(
-        0, 256, (tokens, heads, dim // 2), generator=gen, dtype=torch.uint8
-    )
-    scales = pick(torch.empty(tokens, heads, dim // 16), halves_to_two)
-    if case.page_size == 128:
-        for k16 in range(dim // 16):
-            atom, byte = ref.scale_atom_offset(row, torch.tensor(k16))
-            kv.k_scale[page, :, atom.expand_as(page), byte] = scales[..., k16]
-    else:
-        kv.k_scale[page, :, row] = scales
-    kv.v.view(torch.uint8)[page, :, row] = pick(
-        torch.empty(tokens, heads, dim), [0x00, 0x38, 0x40, 0x44, 0xB8, 0xC4, 0x4C]
-    )
-    if kv.aux_delta is not None:
-        group = kv.aux_delta.shape[2]
-        kv.aux_delta[page, :, :, row] = integers(
-            torch.empty(tokens, heads, group, dtype=torch.bfloat16)
-        )
-    if kv.aux_channels is not None:
-        kv.aux_channels[page, :, row] = integers(
-            torch.empty(tokens, heads, case.num_channels, dtype=torch.bfloat16)
-        )
-    return o
+def check_exact(exact: prefill_exact.ExactCase, modules, simulator) -> None:
+    o = prefill_exact.operands(exact)
+    prefill_exact.assert_exact(exact, o, *run(o, modules, simulator))
 
 
-@pytest.mark.parametrize("shift", [0, 1, 7, 31, 64, 77])
-@pytest.mark.parametrize(
-    ("compensation", "page_size", "heads_per_group"),
-    [("none", 128, 1), ("mean", 64, 2), ("channels", 16, 2), ("mean+channels", 128, 1)],
-)
+@pytest.mark.parametrize("shift", prefill_exact.SHIFTS)
+@pytest.mark.parametrize(("compensation", "page_size", "heads_per_group"), prefill_exact.OPERANDS)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_each_row_sees_one_key(
     head_dim, compensation, page_size, heads_per_group, shift, modules, simulator
 ) -> None:
     """Window 0: row i sees only key i + shift, so out = V[i + shift] to the bit and the base-2 LSE is
     S[i, i + shift], a multiple of 1/16: no replay, and a wrong lane, byte, scale or slot shows."""
-    lq = 150
-    case = Case(
-        "one-key", (lq,), (lq + shift,), (4, 2), head_dim, page_size, compensation, causal=True,
-        window_left=0, heads_per_group=heads_per_group, seed=shift,
-    )  # fmt: skip
-    o = integer_operands(case)
-    out, lse = run(o, modules, simulator)
-    keys = pc.request_operands(o, 0)
-    q = ref.dequantize_nvfp4(o.query.q, o.query.q_scale)
-    seen = torch.arange(lq) + shift
-    k = keys.k[seen].repeat_interleave(2, dim=1)
-    score = (q.double() * k.double()).sum(-1)
-    if o.query.a_comp is not None:
-        a, first = o.query.a_comp.double(), 0
-        if keys.delta is not None:
-            score += a[..., 0] * keys.delta[seen].double()
-            first = 1
-        if keys.channels is not None:
-            b = keys.channels[seen].double().repeat_interleave(2, dim=1)
-            score += (a[..., first : first + case.num_channels] * b).sum(-1)
-    assert (lse.double() - score).abs().max() < 1 / 64
-    cases.assert_same_bits(out, keys.v[seen].repeat_interleave(2, dim=1).to(out.dtype))
+    operands = (compensation, page_size, heads_per_group)
+    check_exact(prefill_exact.one_key_case(head_dim, *operands, shift), modules, simulator)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_equal_scores_give_the_mean(head_dim, modules, simulator) -> None:
     """Q = 0: every visible key weighs the same."""
-    for count in (1, 3, 64, 128, 257, 512):
-        case = Case("mean", (140,), (count,), (2, 1), head_dim, page_size=32, out=torch.float32)
-        o = integer_operands(case)
-        o.query.q.zero_()
-        out, lse = run(o, modules, simulator)
-        v = pc.request_operands(o, 0).v.double()
-        assert (out - v.mean(0)).abs().max() < 4e-6
-        assert (lse - math.log2(count)).abs().max() < 1e-5
+    for count in prefill_exact.COUNTS:
+        check_exact(prefill_exact.equal_scores_case(head_dim, count), modules, simulator)
 
 
 # ---- the whole chain against float64 ------------------------------------------------------------

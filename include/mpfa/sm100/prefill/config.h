@@ -23,8 +23,8 @@ constexpr int kThreads = 32 * kWarps;
 static_assert(kLoadFirstWarp + kLoadWarps == kWarps, "the load warps are the last ones");
 
 // Registers: 4 warpgroups share 512 per thread slot; the kernel is launched with 128 each.
-constexpr int kSoftmaxRegisters = 184;
-constexpr int kCorrectionRegisters = 80;
+constexpr int kSoftmaxRegisters = 176;
+constexpr int kCorrectionRegisters = 88;
 constexpr int kOtherRegisters = 64;
 static_assert(2 * kSoftmaxRegisters + kCorrectionRegisters + kOtherRegisters <= 512,
               "register file of an SM: 64K for 512 threads");
@@ -35,7 +35,6 @@ constexpr int kTileRows = kStages * kStageRows;  // q_tile_tokens * heads_per_gr
 constexpr int kKvBlock = 128;
 constexpr int kCompSlots = 16;  // K of one bf16 MMA
 constexpr int kRingSlots = 8;   // K and V blocks in turn
-static_assert(kRingSlots % 2 == 0, "a slot holds always K or always V");
 constexpr int kTmemColumns = 512;
 constexpr int kMaxSharedBytes = 232448;  // 227 KB, the most that a block may have on sm_100
 
@@ -54,41 +53,104 @@ constexpr int kMaxSharedBytes = 232448;  // 227 KB, the most that a block may ha
 constexpr bool kElementwiseDelta = MPFA_SM100_ELEMENTWISE_DELTA != 0;
 constexpr int kSoftmaxCut = MPFA_SM100_SOFTMAX_CUT;
 
-constexpr float kLog2PScale = 8.8073549220576041f;  // log2(448): P is stored as e4m3(448 P)
+// Formats of P and V. The kernel is built for e4m3; the other two are the precision assignments of
+// the paper's Figure 3, for comparison: head_dim 128, launcher csrc/sm100_prefill_pv.cu.
+enum class Pv { kE4m3, kBf16, kNvfp4 };
 
-template <int HeadDim>
+//   kLog2Scale     P is stored as 2^kLog2Scale P, the format's largest number where it has a limit
+//   kExp2Top       an integer at or above it, for the polynomial, whose results end at
+//                  2^(kExp2Top - 128), a normal number
+//   kBits          of an element of P and V
+//   kStepTokens    K of a product
+//   kEarlyTokens   PV starts when this much of a block's P is stored
+//   kVUnits        ring slots that V of a block takes
+template <Pv kFormat>
+struct PvFormat;
+
+template <>
+struct PvFormat<Pv::kE4m3> {
+  static constexpr float kLog2Scale = 8.8073549220576041f;  // 448
+  static constexpr float kExp2Top = 9.0f;
+  static constexpr int kBits = 8;
+  static constexpr int kStepTokens = 32;
+  static constexpr int kEarlyTokens = 96;
+  static constexpr int kVUnits = 1;
+};
+
+template <>
+struct PvFormat<Pv::kBf16> {
+  static constexpr float kLog2Scale = 0.0f;
+  static constexpr float kExp2Top = 9.0f;
+  static constexpr int kBits = 16;
+  static constexpr int kStepTokens = 16;
+  static constexpr int kEarlyTokens = 96;
+  static constexpr int kVUnits = 2;
+};
+
+template <>
+struct PvFormat<Pv::kNvfp4> {
+  static constexpr float kLog2Scale = 11.392317422778761f;  // 448 * 6: scale times element
+  static constexpr float kExp2Top = 12.0f;
+  static constexpr int kBits = 4;
+  static constexpr int kStepTokens = 64;
+  static constexpr int kEarlyTokens = 64;
+  static constexpr int kVUnits = 1;
+};
+
+template <int HeadDim, Pv kFormat = Pv::kE4m3>
 struct Config {
   static_assert(HeadDim == 64 || HeadDim == 128, "256 needs 768 Tensor Memory columns");
+  static_assert(kFormat == Pv::kE4m3 || HeadDim == 128, "the comparison builds have one size");
   static constexpr int kHeadDim = HeadDim;
+  static constexpr Pv kPv = kFormat;
+  using P = PvFormat<kFormat>;
 
   // Shared memory tiles. Row bytes select the swizzle: 32, 64 or 128.
   static constexpr int kQkRowBytes = HeadDim / 2;  // e2m1
-  static constexpr int kVRowBytes = HeadDim;       // e4m3
   static constexpr int kQkBytes = 128 * kQkRowBytes;
   static constexpr int kScaleAtoms = HeadDim / 64;  // one per K = 64 step
   static constexpr int kScaleBytes = 512 * kScaleAtoms;
   static constexpr int kCompBytes = 128 * kCompSlots * 2;
-  static constexpr int kVBytes = kKvBlock * kVRowBytes;
 
-  // A ring slot holds K with its scales and compensation slots, or V.
+  // V as it lies in a slot: rows are tokens, in panels of at most 128 bytes; of NVFP4, whose
+  // products take K-major operands alone, rows are channels, and the scales follow.
+  static constexpr bool kVTransposed = kPv == Pv::kNvfp4;
+  static constexpr int kVRows = kVTransposed ? HeadDim : kKvBlock / P::kVUnits;
+  static constexpr int kVRowBytes = (kVTransposed ? kKvBlock : HeadDim) * P::kBits / 8;
+  static constexpr int kVPanelBytes = kVRowBytes < 128 ? kVRowBytes : 128;
+  static constexpr int kVBytes = kVRows * kVRowBytes;
+  static constexpr int kPvScaleAtoms = kVTransposed ? kKvBlock / 64 : 0;  // of V; the same for P
+  static constexpr int kPvScaleBytes = 512 * kPvScaleAtoms;
+
+  // A ring slot holds K with its scales and compensation slots, or a unit of V.
   static constexpr int kSlotScale = kQkBytes;
   static constexpr int kSlotComp = kSlotScale + kScaleBytes;
   static constexpr int kSlotKBytes = kSlotComp + kCompBytes;
-  static constexpr int kSlotBytes = round_up(kSlotKBytes > kVBytes ? kSlotKBytes : kVBytes, 1024);
+  static constexpr int kSlotVScale = kVBytes;
+  static constexpr int kSlotVBytes = kSlotVScale + kPvScaleBytes;
+  static constexpr int kSlotBytes =
+      round_up(kSlotKBytes > kSlotVBytes ? kSlotKBytes : kSlotVBytes, 1024);
+  static constexpr int kBlockSlots = 1 + P::kVUnits;
+  static_assert(!kElementwiseDelta || kRingSlots % kBlockSlots == 0,
+                "element-wise Delta: a slot holds always K or always V");
 
   // Output rows are staged for bulk stores. why: 16 bytes of padding spread the rows, which the
   // correction threads write one each, over all banks.
   static constexpr int kOutPad = 16;
   static constexpr int kOutRowBytes = HeadDim * 4 + kOutPad;
 
-  // Tensor Memory columns. P (e4m3, four tokens per column) lies in S of its stage; at head_dim
-  // 128 the scales of stage r lie in S of stage 1 - r, which holds nothing between the softmax's
-  // load of S and the next QK product of that stage.
+  // Tensor Memory columns. P (e4m3: four tokens per column) lies in S of its stage, and behind it
+  // the scales of NVFP4 P and V; at head_dim 128 the scales of Q and K of stage r lie in S of stage
+  // 1 - r, which holds nothing between the softmax's load of S and the next QK product of that
+  // stage.
   static constexpr bool kBorrowedScales = HeadDim == 128;
   static constexpr int kTmemS = 0;
   static constexpr int kTmemO = kStages * kKvBlock;
   static constexpr int kTmemFree = kTmemO + kStages * HeadDim;
   static constexpr int kTmemPOffset = 64;
+  static constexpr int kTmemPColumns = kKvBlock * P::kBits / 32;
+  static constexpr int kTmemPScaleOffset = kTmemPOffset + kTmemPColumns;
+  static constexpr int kTmemVScaleOffset = kTmemPScaleOffset + 4 * kPvScaleAtoms;
   static constexpr int kTmemScaleColumns = 4 * kScaleAtoms;  // of Q; the same for K
   MPFA_HOST_DEVICE static constexpr int tmem_s(int stage) { return kTmemS + stage * kKvBlock; }
   MPFA_HOST_DEVICE static constexpr int tmem_p(int stage) { return tmem_s(stage) + kTmemPOffset; }
@@ -103,7 +165,7 @@ struct Config {
                 "Tensor Memory has 512 columns");
   static_assert(2 * kTmemScaleColumns <= kTmemPOffset,
                 "borrowed scales and P of one S region are live at the same time");
-  static_assert(kTmemPOffset + kKvBlock / 4 <= kKvBlock, "P lies inside S");
+  static_assert(kTmemVScaleOffset + 4 * kPvScaleAtoms <= kKvBlock, "P lies inside S");
 };
 
 // Barriers. `arrivals` is the count of one phase; roles that arrive once per warp do so after
@@ -118,7 +180,7 @@ struct Config {
 //   p_ready[2]     softmax warps (3/4 of P), correction (O)    MMA, before PV
 //   p_last[2]      softmax warps, the last quarter of P        MMA, before PV's last step
 //   rescale[2]     softmax warps, from a tile's second block   correction
-//   final[2]       softmax warps, row sum and maximum          correction
+//   final[2]       softmax warps, row sum and its exponent     correction
 //   final_read[2]  correction warps                            softmax, before it writes the next
 //   o_full[2]      commit after the tile's last PV             correction
 //   out_full       correction warps, rows staged               epilogue
@@ -126,8 +188,7 @@ struct Config {
 struct Arrivals {
   static constexpr int full = kLoadWarps;
   static constexpr int empty = 1;
-  // K slots come first in the ring, V slots second. With element-wise Delta the softmax warps read
-  // K's slot too.
+  // K slots are the even ones. With element-wise Delta the softmax warps read K's slot too.
   MPFA_HOST_DEVICE static constexpr int empty_of(int slot) {
     return empty + (kElementwiseDelta && slot % 2 == 0 ? kStages * kSoftmaxWarps : 0);
   }
@@ -153,11 +214,12 @@ struct SharedLayout {
   static constexpr int q = ring + kRingSlots * C::kSlotBytes;
   static constexpr int q_scale = q + kStages * C::kQkBytes;
   static constexpr int a_comp = q_scale + kStages * C::kScaleBytes;
-  static constexpr int out = a_comp + kStages * C::kCompBytes;
+  static constexpr int p_scale = a_comp + kStages * C::kCompBytes;  // of NVFP4 P
+  static constexpr int out = p_scale + kStages * C::kPvScaleBytes;
   static constexpr int rescale = out + kStageRows * C::kOutRowBytes;  // float [stage][row]
   static constexpr int row_sum = rescale + kStages * kStageRows * 4;
-  static constexpr int row_max = row_sum + kStages * kStageRows * 4;
-  static constexpr int barriers = row_max + kStages * kStageRows * 4;
+  static constexpr int row_reference = row_sum + kStages * kStageRows * 4;
+  static constexpr int barriers = row_reference + kStages * kStageRows * 4;
 
   static constexpr int full = barriers;
   static constexpr int empty = full + 8 * kRingSlots;
@@ -177,8 +239,11 @@ struct SharedLayout {
   static constexpr int tmem_address = paranoid + 8;
   static constexpr int bytes = tmem_address + 8;
 
-  static_assert(q % 1024 == 0 && C::kSlotBytes % 1024 == 0, "swizzle patterns start aligned");
-  static_assert(q_scale % 128 == 0 && a_comp % 128 == 0 && out % 128 == 0, "alignment");
+  static_assert(q % 1024 == 0 && C::kSlotBytes % 1024 == 0 &&
+                    C::kVRows * C::kVPanelBytes % 1024 == 0,
+                "swizzle patterns start aligned");
+  static_assert(q_scale % 128 == 0 && a_comp % 128 == 0 && p_scale % 128 == 0 && out % 128 == 0,
+                "alignment");
   static_assert(bytes + kAlignment <= kMaxSharedBytes, "227 KB of shared memory per block");
 };
 

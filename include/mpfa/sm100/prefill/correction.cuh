@@ -95,15 +95,15 @@ class CorrectionRole {
   }
 
   __device__ __forceinline__ void finish(const Tile& tile, int r) {
-    float sum = 0.0f, scaled_max = 0.0f;
+    float sum = 0.0f, reference = 0.0f;
     if (tile.blocks > 0) {
       final_.wait(ctx_.bar(Layout::final_full, r), r);
       const uint32_t at = 4 * (r * kStageRows + row_);
       sum = __uint_as_float(ptx::ld_shared_u32(ctx_.at(Layout::row_sum) + at));
-      scaled_max = __uint_as_float(ptx::ld_shared_u32(ctx_.at(Layout::row_max) + at));
+      reference = __uint_as_float(ptx::ld_shared_u32(ctx_.at(Layout::row_reference) + at));
       arrive(Layout::final_read, r);
     }
-    const float factor = finish_row(tile, r, sum, scaled_max);
+    const float factor = finish_row(tile, r, sum, reference);
     const OutType type = tile_type(ctx_.params, tile);
     out_empty_.wait(ctx_.bar(Layout::out_empty), 0);
     if (tile.blocks > 0) {
@@ -151,15 +151,15 @@ class CorrectionRole {
     }
   }
 
-  // Stores the row's LSE and returns the factor of O: 1 / l, times the sink's share.
-  __device__ __forceinline__ float finish_row(const Tile& tile, int r, float sum,
-                                              float scaled_max) {
+  // Stores the row's LSE, reference + log2 of the sum, and returns the factor of O: 1 / sum, times
+  // the sink's share.
+  __device__ __forceinline__ float finish_row(const Tile& tile, int r, float sum, float reference) {
     const AttentionParams& p = ctx_.params;
     const int32_t tile_row = r * kStageRows + row_;
     if (tile_row >= tile.pack.rows) return 1.0f;
     const int32_t token = tile.pack.token(tile_row);
     const int32_t head = ctx_.kv_head * p.group_size + tile.pack.head(tile_row);
-    float lse = sum == 0.0f ? kNegInf : scaled_max + (log2f(sum) - kLog2PScale);
+    float lse = sum == 0.0f ? kNegInf : reference + log2f(sum);
     // A row without a visible key is 0; its O is 0 too. NaN sums are not empty and go through.
     float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
     if (tile.partial_row >= 0) {

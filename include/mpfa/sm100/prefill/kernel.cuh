@@ -99,18 +99,18 @@ __device__ __forceinline__ void run_block(const PrefillParams& p, uint8_t* share
 #endif
 
 // Grid (workers, KV heads). Shared memory: dynamic_shared_bytes.
-template <int HeadDim>
+template <int HeadDim, Pv kPv = Pv::kE4m3>
 __global__ void __launch_bounds__(kThreads, 1)
     mpfa_sm100_prefill(const __grid_constant__ PrefillParams params) {
 #if MPFA_HAS_TCGEN05
   extern __shared__ uint8_t shared[];
-  run_block<Config<HeadDim>>(params, shared);
+  run_block<Config<HeadDim, kPv>>(params, shared);
 #endif
 }
 
-template <int HeadDim>
+template <int HeadDim, Pv kPv = Pv::kE4m3>
 constexpr int dynamic_shared_bytes =
-    SharedLayout<Config<HeadDim>>::bytes + SharedLayout<Config<HeadDim>>::kAlignment;
+    SharedLayout<Config<HeadDim, kPv>>::bytes + SharedLayout<Config<HeadDim, kPv>>::kAlignment;
 
 #endif
 

@@ -24,12 +24,14 @@ namespace mpfa::sm100::prefill {
 #if defined(__CUDACC__) && MPFA_HAS_TCGEN05
 
 // Byte offset of a 16-byte chunk inside a tile of 32-, 64- or 128-byte rows with the swizzle of
-// that width: address bits 4.. are XORed with bits 7...
-template <int RowBytes>
+// that width: address bits 4.. are XORed with bits 7... Longer rows lie in panels of 128 bytes.
+template <int RowBytes, int TileRows>
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) {
-  const uint32_t offset = row * RowBytes + chunk * 16;
-  constexpr uint32_t kMask = RowBytes / 16 - 1;
-  return offset ^ ((offset >> 7 & kMask) << 4);
+  constexpr int kPanelBytes = RowBytes < 128 ? RowBytes : 128;
+  constexpr uint32_t kMask = kPanelBytes / 16 - 1;
+  const uint32_t offset = row * kPanelBytes + chunk % (kPanelBytes / 16) * 16;
+  const uint32_t panel = chunk / (kPanelBytes / 16) * (TileRows * kPanelBytes);
+  return panel + (offset ^ ((offset >> 7 & kMask) << 4));
 }
 
 __device__ __forceinline__ uint32_t load_bf16_bits(const uint8_t* p) {
@@ -73,15 +75,18 @@ class LoadRole {
   __device__ __forceinline__ void run_tile(const Tile& tile) {
 #pragma unroll 1
     for (int r = 0; r < tile.stages; ++r) load_q(tile, r);
+    // First key that the tile's first row sees; the rows below see none before it.
+    const int32_t first_key = visible_keys(tile.mask, tile.q_begin + tile.pack.token(0)).begin;
 #pragma unroll 1
     for (int32_t j = 0; j < tile.blocks; ++j) {
       const int32_t begin = tile.block_begin(j);
       const Rows rows = find_rows(tile, begin);
-      // why: V rows behind the last key may hold NaN, which 0 * V would spread, so the last block
-      // is copied row by row with zero fill; pages of 1 are too small for a tensor copy.
+      // why: V rows behind the last key, or in pages that a window has left, may hold NaN, which
+      // 0 * V would spread, so these blocks are copied row by row with zero fill; pages of 1 are
+      // too small for a tensor copy.
       const bool whole = begin + kKvBlock <= tile.kv_len && p_.page_size != 1;
       load_k(tile, rows, whole);
-      load_v(rows, whole);
+      load_v(rows, whole && begin >= first_key, first_key - begin);
     }
   }
 
@@ -179,40 +184,49 @@ class LoadRole {
     return slot & ((1u << page_shift_) - 1);
   }
 
-  // Copies a tile of 128 rows; both warps share it, a row is RowBytes / 16 neighbouring lanes.
-  template <int RowBytes, class Source>
+  // Copies a tile of rows; both warps share it, a row is RowBytes / 16 neighbouring lanes.
+  template <int RowBytes, int TileRows, class Source>
   __device__ __forceinline__ void copy_rows(uint32_t to, const Source& source) {
     constexpr int kChunks = RowBytes / 16;
     constexpr int kRowsPerPass = kLoadWarps * 32 / kChunks;
     const int chunk = lane_ % kChunks;
 #pragma unroll 1
-    for (int row = warp_ * (32 / kChunks) + lane_ / kChunks; row < kKvBlock; row += kRowsPerPass) {
+    for (int row = warp_ * (32 / kChunks) + lane_ / kChunks; row < TileRows; row += kRowsPerPass) {
       // Nothing is read for an absent row, but the address must be one.
       const uint8_t* from = source(row);
       const bool valid = from != nullptr;
-      ptx::cp_async_zfill<16>(to + swizzled<RowBytes>(row, chunk),
+      ptx::cp_async_zfill<16>(to + swizzled<RowBytes, TileRows>(row, chunk),
                               valid ? from + 16 * chunk : p_.v.data, valid ? 16 : 0);
     }
   }
 
-  template <int RowBytes>
-  __device__ __forceinline__ void copy_kv(uint32_t to, const KvOperand& t, const Rows& rows) {
-    copy_rows<RowBytes>(to, [&](int row) -> const uint8_t* {
+  // Rows [first, first + TileRows) of a block; those below `hidden` become zero.
+  template <int RowBytes, int TileRows>
+  __device__ __forceinline__ void copy_kv(uint32_t to, const KvOperand& t, const Rows& rows,
+                                          int first, int32_t hidden) {
+    copy_rows<RowBytes, TileRows>(to, [&](int tile_row) -> const uint8_t* {
+      const int row = first + tile_row;
       const int32_t slot = __shfl_sync(kFull, pick(rows, row / 32), row % 32);
-      return slot < 0 ? nullptr : t.at(page_of(slot), ctx_.kv_head, row_of(slot));
+      if (slot < 0 || row < hidden) return nullptr;
+      return t.at(page_of(slot), ctx_.kv_head, row_of(slot));
     });
   }
 
-  // A whole block by tensor copies, one for each page; the elected thread of the first load warp.
-  template <int RowBytes>
+  // The same without gaps by tensor copies, one for each page and panel; the elected thread of the
+  // first load warp.
+  template <int RowBytes, int TileRows>
   __device__ __forceinline__ void tensor_copy(uint32_t to, const TensorMap* map, uint32_t bar,
-                                              const Rows& rows) {
-    const int box = p_.page_size == 0 ? kKvBlock : p_.page_size;
-    for (int row = 0; row < kKvBlock; row += box) {
-      const int32_t slot = __shfl_sync(kFull, pick(rows, row / 32), row % 32);
+                                              const Rows& rows, int first) {
+    constexpr int kPanelBytes = RowBytes < 128 ? RowBytes : 128;
+    const int box = p_.page_size == 0 ? TileRows : min(p_.page_size, TileRows);
+    for (int row = 0; row < TileRows; row += box) {
+      const int32_t slot = __shfl_sync(kFull, pick(rows, (first + row) / 32), (first + row) % 32);
       if (ptx::elect_one()) {
-        ptx::tensor_load_4d(to + row * RowBytes, map, bar, 0, row_of(slot), ctx_.kv_head,
-                            page_of(slot));
+#pragma unroll
+        for (int panel = 0; panel < RowBytes / kPanelBytes; ++panel) {
+          ptx::tensor_load_4d(to + (panel * TileRows + row) * kPanelBytes, map, bar,
+                              panel * kPanelBytes, row_of(slot), ctx_.kv_head, page_of(slot));
+        }
       }
     }
   }
@@ -239,7 +253,7 @@ class LoadRole {
         ptx::mbarrier_arrive_expect_tx(bar, C::kQkBytes + (atoms ? C::kScaleBytes : 0));
       }
       __syncwarp();
-      tensor_copy<C::kQkRowBytes>(to, &ctx_.k_map, bar, rows);
+      tensor_copy<C::kQkRowBytes, kKvBlock>(to, &ctx_.k_map, bar, rows, 0);
       if (atoms && ptx::elect_one()) {
 #pragma unroll
         for (int a = 0; a < C::kScaleAtoms; ++a) {
@@ -249,7 +263,7 @@ class LoadRole {
       }
       __syncwarp();
     } else if (!whole) {
-      copy_kv<C::kQkRowBytes>(to, p_.k, rows);
+      copy_kv<C::kQkRowBytes, kKvBlock>(to, p_.k, rows, 0, 0);
       if (atoms && warp_ < C::kScaleAtoms) {
         // Rows behind the last key hold anything; their scores are masked.
         ptx::cp_async<16>(
@@ -284,17 +298,43 @@ class LoadRole {
     return slot;
   }
 
-  __device__ __forceinline__ void load_v(const Rows& rows, bool whole) {
-    const uint32_t to = acquire_slot();
-    if (!whole) {
-      copy_kv<C::kVRowBytes>(to, p_.v, rows);
-    } else if (warp_ == 0) {
-      const uint32_t bar = ctx_.bar(Layout::full, ring_ % kRingSlots);
-      if (ptx::elect_one()) ptx::mbarrier_arrive_expect_tx(bar, C::kVBytes);
-      __syncwarp();
-      tensor_copy<C::kVRowBytes>(to, &ctx_.v_map, bar, rows);
+  // `hidden`: rows in front of the first visible key.
+  __device__ __forceinline__ void load_v(const Rows& rows, bool whole, int32_t hidden) {
+    if constexpr (C::kVTransposed) {
+      load_v_transposed(page_of(__shfl_sync(kFull, rows.slot[0], 0)));
+    } else {
+#pragma unroll
+      for (int unit = 0; unit < C::P::kVUnits; ++unit) {
+        const uint32_t to = acquire_slot();
+        const int first = unit * C::kVRows;
+        if (!whole) {
+          copy_kv<C::kVRowBytes, C::kVRows>(to, p_.v, rows, first, hidden);
+        } else if (warp_ == 0) {
+          const uint32_t bar = ctx_.bar(Layout::full, ring_ % kRingSlots);
+          if (ptx::elect_one()) ptx::mbarrier_arrive_expect_tx(bar, C::kVBytes);
+          __syncwarp();
+          tensor_copy<C::kVRowBytes, C::kVRows>(to, &ctx_.v_map, bar, rows, first);
+        }
+        slot_issued(whole && warp_ == 0);
+      }
     }
-    slot_issued(whole && warp_ == 0);
+  }
+
+  // NVFP4: a page of 128 tokens as V^T with its scales. invariant: e2m1 has no NaN, and the writer
+  // leaves no NaN among the scales of tokens that nobody sees.
+  __device__ __forceinline__ void load_v_transposed(int32_t page) {
+    const uint32_t to = acquire_slot();
+    if (warp_ == 0) {
+      const uint32_t bar = ctx_.bar(Layout::full, ring_ % kRingSlots);
+      if (ptx::elect_one()) {
+        ptx::mbarrier_arrive_expect_tx(bar, C::kSlotVBytes);
+        ptx::tensor_load_4d(to, &ctx_.v_map, bar, 0, 0, ctx_.kv_head, page);
+        ptx::bulk_load(to + C::kSlotVScale, p_.v_scale.at(page, ctx_.kv_head, 0), C::kPvScaleBytes,
+                       bar);
+      }
+      __syncwarp();
+    }
+    slot_issued(warp_ == 0);
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile, int stage) {
@@ -306,8 +346,8 @@ class LoadRole {
       return t.row(tile.q_first + tile.pack.token(tile_row),
                    ctx_.kv_head * p_.group_size + tile.pack.head(tile_row));
     };
-    copy_rows<C::kQkRowBytes>(ctx_.at(Layout::q) + stage * C::kQkBytes,
-                              [&](int row) { return row_of_tile(p_.q, row); });
+    copy_rows<C::kQkRowBytes, kStageRows>(ctx_.at(Layout::q) + stage * C::kQkBytes,
+                                          [&](int row) { return row_of_tile(p_.q, row); });
 #pragma unroll 1
     for (int group = warp_; group < kRowsPerLane; group += kLoadWarps) {
       const int row = 32 * group + lane_;

@@ -23,11 +23,13 @@ class MmaRole {
   static constexpr ptx::Swizzle kQkSwizzle =
       C::kQkRowBytes == 64 ? ptx::Swizzle::k64B : ptx::Swizzle::k32B;
   static constexpr ptx::Swizzle kVSwizzle =
-      C::kVRowBytes == 128 ? ptx::Swizzle::k128B : ptx::Swizzle::k64B;
-  // Q and K: K-major, eight rows apart. V: token rows are MN-major, eight tokens apart; one
-  // swizzle width holds all of head_dim, so the leading dimension is never stepped over.
+      C::kVPanelBytes == 128 ? ptx::Swizzle::k128B : ptx::Swizzle::k64B;
+  // Q, K and V^T: K-major, eight rows apart. V: token rows are MN-major, eight tokens apart; the
+  // leading dimension steps to the next panel, where one does not hold all of head_dim.
   static constexpr uint32_t kQkHigh = ptx::matrix_desc_high(8 * C::kQkRowBytes, kQkSwizzle);
-  static constexpr uint32_t kVHigh = ptx::matrix_desc_high(8 * C::kVRowBytes, kVSwizzle);
+  static constexpr uint32_t kVHigh = ptx::matrix_desc_high(8 * C::kVPanelBytes, kVSwizzle);
+  static constexpr uint32_t kVLbo =
+      C::kVRowBytes > C::kVPanelBytes ? C::kVRows * C::kVPanelBytes : 0;
   // Compensation: K-major without swizzle, core matrices of 8 rows x 16 bytes, the two halves of
   // K next to each other.
   static constexpr uint32_t kCompHigh = ptx::matrix_desc_high(256, ptx::Swizzle::kNone);
@@ -36,9 +38,14 @@ class MmaRole {
   static constexpr uint32_t kQkIdesc = ptx::idesc_nvfp4(kKvBlock);
   static constexpr uint32_t kCompIdesc =
       ptx::idesc_f16(ptx::F16Kind::kBf16, kStageRows, kKvBlock, false, false);
-  static constexpr uint32_t kPvIdesc = ptx::idesc_f8f6f4(ptx::F8Kind::kE4m3, ptx::F8Kind::kE4m3,
-                                                         kStageRows, C::kHeadDim, false, true);
-  static constexpr int kPvSteps = kKvBlock / 32;
+  static constexpr uint32_t kPvIdesc =
+      C::kPv == Pv::kE4m3 ? ptx::idesc_f8f6f4(ptx::F8Kind::kE4m3, ptx::F8Kind::kE4m3, kStageRows,
+                                              C::kHeadDim, false, true)
+      : C::kPv == Pv::kBf16
+          ? ptx::idesc_f16(ptx::F16Kind::kBf16, kStageRows, C::kHeadDim, false, true)
+          : ptx::idesc_nvfp4(C::kHeadDim);
+  static constexpr int kPvSteps = kKvBlock / C::P::kStepTokens;
+  static constexpr int kPvEarlySteps = C::P::kEarlyTokens / C::P::kStepTokens;
 
  public:
   __device__ __forceinline__ explicit MmaRole(const Context<C>& ctx)
@@ -59,18 +66,20 @@ class MmaRole {
     const uint32_t first = ring_;
 #pragma unroll 1
     for (int32_t j = 0; n > 0 && j <= n; ++j) {
-      const uint32_t k_at = first + 2 * j, v_at = k_at - 1;
+      const uint32_t k_at = first + C::kBlockSlots * j, v_at = k_at - C::P::kVUnits;
 #pragma unroll
       for (int r = 0; r < kStages; ++r) {
         if (r >= tile.stages) break;
         const bool last_stage = r + 1 == tile.stages;
         if (j > 0) {
-          if (r == 0) wait_full(v_at);
+          for (int u = 0; r == 0 && u < C::P::kVUnits; ++u) wait_full(v_at + u);
           p_ready_.wait(ctx_.bar(Layout::p_ready, r), r);
           ptx::tmem_fence_after_sync();
           issue_pv(r, v_at, j > 1);
           if (j == n) commit(ctx_.bar(Layout::o_full, r));
-          if (last_stage) commit(ctx_.bar(Layout::empty, v_at % kRingSlots));
+          for (int u = 0; last_stage && u < C::P::kVUnits; ++u) {
+            commit(ctx_.bar(Layout::empty, (v_at + u) % kRingSlots));
+          }
         }
         if (j < n) {
           if (j == 0) q_full_.wait(ctx_.bar(Layout::q_full, r), r);
@@ -88,7 +97,7 @@ class MmaRole {
         }
       }
     }
-    ring_ = first + 2 * n;
+    ring_ = first + C::kBlockSlots * n;
   }
 
   __device__ __forceinline__ void wait_full(uint32_t position) {
@@ -132,20 +141,57 @@ class MmaRole {
     return ptx::matrix_desc(ptx::matrix_desc_low(address, kCompLbo), kCompHigh);
   }
 
-  // O_r (+)= P_r V. The last quarter of P may still be on its way when the first steps start.
+  // O_r (+)= P_r V. The end of P may still be on its way when the first steps start.
   __device__ __forceinline__ void issue_pv(int r, uint32_t v_at, bool accumulate) {
-    const uint32_t v = slot(v_at);
-    const uint32_t p = ctx_.tmem + C::tmem_p(r);
+    if constexpr (C::kVTransposed) {
+      // invariant: p_ready says that S_r is in registers, so the scales may lie in it.
+      copy_pv_scales(r, slot(v_at) + C::kSlotVScale, C::kTmemVScaleOffset, 0, C::kPvScaleAtoms);
+      copy_pv_scales(r, p_scale(r), C::kTmemPScaleOffset, 0, 1);
+    }
 #pragma unroll
     for (int i = 0; i < kPvSteps; ++i) {
-      if (i + 1 == kPvSteps) {
+      if (i == kPvEarlySteps) {
         p_last_.wait(ctx_.bar(Layout::p_last, r), r);
         ptx::tmem_fence_after_sync();
+        if constexpr (C::kVTransposed) copy_pv_scales(r, p_scale(r), C::kTmemPScaleOffset, 1, 2);
       }
-      ptx::mma_f8f6f4_ts(
-          ctx_.tmem + C::tmem_o(r), p + 8 * i,
-          ptx::matrix_desc(ptx::matrix_desc_low(v + i * 32 * C::kVRowBytes, 0), kVHigh), kPvIdesc,
-          i > 0 || accumulate);
+      issue_pv_step(r, v_at, i, i > 0 || accumulate);
+    }
+    paranoid();
+  }
+
+  __device__ __forceinline__ void issue_pv_step(int r, uint32_t v_at, int i, bool accumulate) {
+    const uint32_t o = ctx_.tmem + C::tmem_o(r);
+    const uint32_t p = ctx_.tmem + C::tmem_p(r) + C::P::kStepTokens * C::P::kBits / 32 * i;
+    if constexpr (C::kVTransposed) {
+      const uint32_t v = slot(v_at) + C::P::kStepTokens * C::P::kBits / 8 * i;
+      const uint32_t scales = ctx_.tmem + C::tmem_s(r) + 4 * i;
+      ptx::mma_nvfp4_ts(o, p, ptx::matrix_desc(ptx::matrix_desc_low(v, 0), kVHigh), kPvIdesc,
+                        scales + C::kTmemPScaleOffset, scales + C::kTmemVScaleOffset, accumulate);
+    } else {
+      constexpr int kUnitSteps = kPvSteps / C::P::kVUnits;
+      const uint32_t v =
+          slot(v_at + i / kUnitSteps) + C::P::kStepTokens * C::kVPanelBytes * (i % kUnitSteps);
+      const uint64_t desc = ptx::matrix_desc(ptx::matrix_desc_low(v, kVLbo), kVHigh);
+      if constexpr (C::kPv == Pv::kBf16) {
+        ptx::mma_f16_ts(o, p, desc, kPvIdesc, accumulate);
+      } else {
+        ptx::mma_f8f6f4_ts(o, p, desc, kPvIdesc, accumulate);
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint32_t p_scale(int r) const {
+    return ctx_.at(Layout::p_scale) + r * C::kPvScaleBytes;
+  }
+
+  // Scale atoms [first, last) of P or V to columns of S_r.
+  __device__ __forceinline__ void copy_pv_scales(int r, uint32_t from, int column, int first,
+                                                 int last) {
+#pragma unroll
+    for (int a = first; a < last; ++a) {
+      ptx::tcgen05_cp_scale_atom(ctx_.tmem + C::tmem_s(r) + column + 4 * a,
+                                 ptx::scale_atom_desc(from + 512 * a));
     }
     paranoid();
   }

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The softmax role: four warps per query stage, one thread per row. S comes from Tensor Memory into
-// registers once; P goes back as e4m3 (paper section 4.1, Algorithm 1 lines 13-16).
+// registers once; P goes back as e4m3 (paper section 4.1, Algorithm 1 lines 13-16), in the
+// comparison builds as bf16 or NVFP4.
 #pragma once
 
 #include <cstdint>
 
 #include "mpfa/core/soft_cap.cuh"
+#include "mpfa/ptx/cvt.cuh"
 #include "mpfa/ptx/f32x2.cuh"
+#include "mpfa/ptx/fence.cuh"
 #include "mpfa/ptx/math.cuh"
 #include "mpfa/ptx/mbarrier.cuh"
+#include "mpfa/ptx/scale.cuh"
 #include "mpfa/ptx/smem.cuh"
 #include "mpfa/ptx/tcgen05.cuh"
 #include "mpfa/sm100/prefill/tile.cuh"
@@ -17,7 +21,15 @@ namespace mpfa::sm100::prefill {
 
 #if defined(__CUDACC__) && MPFA_HAS_TCGEN05
 
-constexpr float kNegInf = -__builtin_huge_valf();
+constexpr float kInf = __builtin_huge_valf();
+constexpr float kNegInf = -kInf;
+constexpr float kNaN = __builtin_nanf("");
+// Running maximum of a row that has seen no key. why finite: its exponents stay ordered numbers
+// without a test in the loop. No score is lower: NVFP4 products are below 2^30.
+constexpr float kNoKey = -1e30f;
+// Exponents lambda * max at which fp32 no longer separates P from 0; docs, "Exponents".
+constexpr float kLargestExponent = 134217728.0f;  // 2^27
+
 // Scores outside [begin, end) of the row's block become -inf. A select: whatever hidden keys and
 // unwritten scales left in S, NaN included, disappears.
 __device__ __forceinline__ void mask_scores(uint32_t (&s)[kKvBlock], int32_t begin, int32_t end) {
@@ -81,9 +93,9 @@ constexpr bool kLoadFindsMax = false;
 
 // Which of a row's 128 keys take 2^x from the FMA pipe instead of the MUFU (paper section 5.1): 47
 // on sm_100, whose 16 MUFU lanes per SM and cycle are the bottleneck, which makes the cycles of
-// MUFU, FMA pipe and issue slots equal (with the 48th the FMA pipe would be the longest); none on
-// sm_103, which has twice as many lanes. They lie in the middle chunks, so that the first and the
-// last store of P wait for no long chain.
+// MUFU and issue slots equal (the 48th adds to the issue slots); none on sm_103, which has twice as
+// many lanes. They lie in the middle chunks, so that the first and the last store of P wait for no
+// long chain.
 __device__ __forceinline__ constexpr bool by_polynomial(int key) {
 #if __CUDA_ARCH__ >= 1030
   return false;
@@ -92,14 +104,11 @@ __device__ __forceinline__ constexpr bool by_polynomial(int key) {
 #endif
 }
 
-// 2^(kExp2Top - kExp2Range u) for u in [0, 1], as 2^n p(f) with n + f the exponent, |f| <= 1/2.
+// 2^(kTop - kExp2Range u) for u in [0, 1], as 2^n p(f) with n + f the exponent, |f| <= 1/2.
 // why u: one saturating FMA scales the score and bounds it, where a clamp of the exponent takes an
 // instruction more; and the fp32 grid is finest at u = 0, where P is largest. u = 1, from -inf or
-// too low a score, gives 2^-119.
-constexpr float kExp2Top = 9.0f;  // above log2 448
+// too low a score, gives 2^(kTop - 128): 0 as e4m3 or e2m1, nothing beside a row's largest P.
 constexpr float kExp2Range = 128.0f;
-// Numbers of this size are 1 / kExp2Range apart, so that n lands in the low bits.
-constexpr float kExp2Magic = (12582912.0f + kExp2Top) / kExp2Range;
 // Minimax of 2^f: relative error 2.7e-6, 1/20000 of an e4m3 step.
 // why degree 4: degree 3, enough for e4m3 by itself with 7.5e-5, moves one P in 700 of those
 // computed to the neighbouring code, which shows in rows that one key dominates.
@@ -113,31 +122,38 @@ __device__ __forceinline__ float scale_by_power(float p, float n) {
   return __uint_as_float((__float_as_uint(n) << 23) + __float_as_uint(p));
 }
 
-__device__ __forceinline__ ptx::F32x2 exp2_polynomial(ptx::F32x2 u) {
-  const auto all = [](float x) { return ptx::F32x2{x, x}; };
-  const ptx::F32x2 n = ptx::fma_f32x2(u, all(-1.0f), all(kExp2Magic));
-  const ptx::F32x2 f =
-      ptx::fma_f32x2(u, all(-1.0f), ptx::fma_f32x2(n, all(-1.0f), all(kExp2Magic)));
-  ptx::F32x2 p = ptx::fma_f32x2(all(kExp2C4), f, all(kExp2C3));
-  p = ptx::fma_f32x2(p, f, all(kExp2C2));
-  p = ptx::fma_f32x2(p, f, all(kExp2C1));
-  p = ptx::fma_f32x2(p, f, all(kExp2C0));
-  return {scale_by_power(p.x, n.x), scale_by_power(p.y, n.y)};
-}
+template <class P>
+struct Exp2 {
+  static constexpr float kTop = P::kExp2Top;
+  // Numbers of this size are 1 / kExp2Range apart, so that n lands in the low bits.
+  static constexpr float kMagic = (12582912.0f + kTop) / kExp2Range;
 
-// The same steps for one number.
-__device__ __forceinline__ float exp2_polynomial(float u) {
-  const float n = kExp2Magic - u;
-  const float f = (kExp2Magic - n) - u;
-  float p = fmaf(kExp2C4, f, kExp2C3);
-  p = fmaf(p, f, kExp2C2);
-  p = fmaf(p, f, kExp2C1);
-  return scale_by_power(fmaf(p, f, kExp2C0), n);
-}
+  __device__ __forceinline__ static ptx::F32x2 polynomial(ptx::F32x2 u) {
+    const auto all = [](float x) { return ptx::F32x2{x, x}; };
+    const ptx::F32x2 n = ptx::fma_f32x2(u, all(-1.0f), all(kMagic));
+    const ptx::F32x2 f = ptx::fma_f32x2(u, all(-1.0f), ptx::fma_f32x2(n, all(-1.0f), all(kMagic)));
+    ptx::F32x2 p = ptx::fma_f32x2(all(kExp2C4), f, all(kExp2C3));
+    p = ptx::fma_f32x2(p, f, all(kExp2C2));
+    p = ptx::fma_f32x2(p, f, all(kExp2C1));
+    p = ptx::fma_f32x2(p, f, all(kExp2C0));
+    return {scale_by_power(p.x, n.x), scale_by_power(p.y, n.y)};
+  }
+
+  // The same steps for one number.
+  __device__ __forceinline__ static float polynomial(float u) {
+    const float n = kMagic - u;
+    const float f = (kMagic - n) - u;
+    float p = fmaf(kExp2C4, f, kExp2C3);
+    p = fmaf(p, f, kExp2C2);
+    p = fmaf(p, f, kExp2C1);
+    return scale_by_power(fmaf(p, f, kExp2C0), n);
+  }
+};
 
 template <class C>
 class SoftmaxRole {
   using Layout = SharedLayout<C>;
+  using P = typename C::P;
 
  public:
   __device__ __forceinline__ SoftmaxRole(const Context<C>& ctx, int stage)
@@ -146,7 +162,8 @@ class SoftmaxRole {
         lane_(threadIdx.x % 32),
         row_(threadIdx.x % kStageRows),
         scores_(warp_value(ctx.tmem + C::tmem_s(0) + stage * kKvBlock +
-                           (static_cast<uint32_t>(row_ / 32 * 32) << 16))) {}
+                           (static_cast<uint32_t>(row_ / 32 * 32) << 16))),
+        bars_(warp_value(ctx.shared + 8 * stage)) {}
 
   __device__ __forceinline__ void run() {
     TileWalk walk(ctx_.params);
@@ -157,7 +174,7 @@ class SoftmaxRole {
       } else if (kElementwiseDelta) {
         for (int32_t j = 0; j < tile.blocks; ++j) delta_read(j);
       }
-      ring_ += 2 * tile.blocks;
+      ring_ += C::kBlockSlots * tile.blocks;
     }
   }
 
@@ -186,7 +203,8 @@ class SoftmaxRole {
     const uint32_t plain_range = capped ? 0 : max(all.end - kKvBlock + 1 - origin, 0);
     const int32_t first_block = tile.block_begin(0) - origin;
     const int32_t last_block = tile.mask.kv_begin - origin;
-    float m = kNegInf, l = 0.0f;
+    // P = 2^(lambda S + bias) of the block; bias = kLog2Scale - lambda m, rounded down.
+    float m = kNoKey, l = 0.0f, bias = kInf;
 #pragma unroll 1
     for (int32_t block = first_block; block >= last_block; block -= kKvBlock) {
       uint32_t s[kKvBlock];
@@ -204,22 +222,28 @@ class SoftmaxRole {
       }
       const float block_max = kLoadFindsMax ? fmaxf(m, peak) : row_max(s, m);
       const float new_max = kSoftmaxCut >= 2 ? 0.0f : block_max;
-      // Rows that have seen no key yet: -inf - -inf would be NaN.
-      const float anchor = new_max == kNegInf ? 0.0f : new_max;
-      const float alpha = ptx::ex2(lambda * (m - anchor));
+      // why down: no P is above the format's largest number, where it would saturate while the row
+      // sum does not. The difference of two biases is exactly what joins their blocks, so nothing
+      // else of lambda * m is rounded away, however large it is.
+      const float new_bias = __fmaf_rd(-lambda, new_max, P::kLog2Scale);
+      const float alpha = ptx::ex2(new_bias - bias);
+      bias = new_bias;
       m = new_max;
       if (block != first_block) publish_rescale(kSoftmaxCut >= 3 ? 1.0f : alpha);
       float probability[kKvBlock];
-      store_probabilities(s, probability, lambda, anchor);
+      store_probabilities(s, probability, lambda, bias);
       l = kSoftmaxCut >= 3 ? probability[0] : l * alpha + row_sum(probability);
     }
-    // A row without any key: exp2_polynomial gives 2^-119 for -inf, the correction tests l for 0.
-    const bool empty = m == kNegInf;
-    publish_final(empty ? 0.0f : l, empty ? 0.0f : m * lambda);
+    // A row without any key: the polynomial gives 2^(kTop - 128) for -inf, the correction tests l
+    // for 0.
+    const bool empty = m == kNoKey;
+    const bool lost = !(fabsf(bias) < kLargestExponent);
+    publish_final(empty ? 0.0f : lost ? kNaN : l, empty ? 0.0f : -bias);
   }
 
   // why the shuffle: ptxas then keeps the value in a uniform register, where tcgen05.ld and st need
-  // their address, instead of moving it there for each of them.
+  // their address, instead of moving it there for each of them, or (of barriers, on sm_103a) of
+  // computing it again in front of each arrival, 37 instructions a block.
   __device__ __forceinline__ static uint32_t warp_value(uint32_t x) {
     return __shfl_sync(0xffffffffu, x, 0);
   }
@@ -227,13 +251,13 @@ class SoftmaxRole {
   // One arrival for the warp; what its lanes did before is ordered by __syncwarp.
   __device__ __forceinline__ void arrive(int offset) {
     __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(ctx_.bar(offset, stage_));
+    if (lane_ == 0) ptx::mbarrier_arrive(bars_ + offset);
   }
 
   // The maximum comes with the load where that exists. Of scores as loaded: masks and the soft cap
   // change it.
   __device__ __forceinline__ float load_scores(uint32_t (&s)[kKvBlock]) {
-    ptx::mbarrier_wait(ctx_.bar(Layout::s_full, stage_), s_parity_);
+    ptx::mbarrier_wait(bars_ + Layout::s_full, s_parity_);
     s_parity_ ^= 1;
     ptx::tmem_fence_after_sync();
     uint32_t peak[kKvBlock / 32];
@@ -261,8 +285,9 @@ class SoftmaxRole {
 
   // Measurement build: Delta of the row's head from the slot of K's block, one bf16 per key.
   __device__ __forceinline__ void add_delta(uint32_t (&s)[kKvBlock], int32_t j, int head) {
-    const uint32_t at = ctx_.at(Layout::ring) + (ring_ + 2 * j) % kRingSlots * C::kSlotBytes +
-                        C::kSlotComp + 2 * head * kKvBlock;
+    const uint32_t at = ctx_.at(Layout::ring) +
+                        (ring_ + C::kBlockSlots * j) % kRingSlots * C::kSlotBytes + C::kSlotComp +
+                        2 * head * kKvBlock;
 #pragma unroll
     for (int i = 0; i < kKvBlock; i += 8) {
       const uint4 bits = ptx::ld_shared_v4(at + 2 * i);
@@ -280,7 +305,8 @@ class SoftmaxRole {
 
   __device__ __forceinline__ void delta_read(int32_t j) {
     __syncwarp();
-    if (lane_ == 0) ptx::mbarrier_arrive(ctx_.bar(Layout::empty, (ring_ + 2 * j) % kRingSlots));
+    const uint32_t slot = (ring_ + C::kBlockSlots * j) % kRingSlots;
+    if (lane_ == 0) ptx::mbarrier_arrive(ctx_.bar(Layout::empty, slot));
   }
 
   __device__ __forceinline__ void publish_rescale(float alpha) {
@@ -290,47 +316,108 @@ class SoftmaxRole {
     arrive(Layout::rescale_full);
   }
 
-  static constexpr int kChunks = kKvBlock / 32;
+  static constexpr int kChunk = 32;  // keys of which P is computed and stored together
 
-  // p = 448 P = 2^(lambda (S - anchor) + log2 448), fp32; the e4m3 copy goes to Tensor Memory.
+  // p = 2^kLog2Scale P = 2^(lambda S + bias), fp32; the narrow copy goes to Tensor Memory.
   __device__ __forceinline__ void store_probabilities(const uint32_t (&s)[kKvBlock],
                                                       float (&p)[kKvBlock], float lambda,
-                                                      float anchor) {
-    const uint32_t to = scores_ + C::kTmemPOffset;
-    // u of exp2_polynomial.
+                                                      float bias) {
+    // u of Exp2.
     const float slope = lambda * (-1.0f / kExp2Range);
-    const float offset = fmaf(-slope, anchor, (kExp2Top - kLog2PScale) / kExp2Range);
-    const float bias = kLog2PScale - lambda * anchor;
+    const float offset = __fmaf_ru(bias, -1.0f / kExp2Range, P::kExp2Top / kExp2Range);
 #pragma unroll
-    for (int g = 0; g < kChunks; ++g) {
-      uint32_t words[8];
+    for (int g = 0; g < kKvBlock; g += kChunk) {
 #pragma unroll
-      for (int i = 0; i < 32; i += 4) {
-        float* e = p + 32 * g + i;
-#pragma unroll
-        for (int k = 0; k < 4; k += 2) {
-          const int key = 32 * g + i + k;
-          const ptx::F32x2 score = {__uint_as_float(s[key]), __uint_as_float(s[key + 1])};
-          const ptx::F32x2 x = ptx::fma_f32x2(score, {lambda, lambda}, {bias, bias});
-          ptx::F32x2 y = x;
-          if (kSoftmaxCut == 0) {
-            const float ux = ptx::fma_sat(score.x, slope, offset);
-            if (by_polynomial(key + 1)) {
-              y = exp2_polynomial({ux, ptx::fma_sat(score.y, slope, offset)});
-            } else {
-              y = {by_polynomial(key) ? exp2_polynomial(ux) : ptx::ex2(x.x), ptx::ex2(x.y)};
-            }
+      for (int key = g; key < g + kChunk; key += 2) {
+        const ptx::F32x2 score = {__uint_as_float(s[key]), __uint_as_float(s[key + 1])};
+        const ptx::F32x2 x = ptx::fma_f32x2(score, {lambda, lambda}, {bias, bias});
+        ptx::F32x2 y = x;
+        if (kSoftmaxCut == 0) {
+          const float ux = ptx::fma_sat(score.x, slope, offset);
+          if (by_polynomial(key + 1)) {
+            y = Exp2<P>::polynomial({ux, ptx::fma_sat(score.y, slope, offset)});
+          } else {
+            y = {by_polynomial(key) ? Exp2<P>::polynomial(ux) : ptx::ex2(x.x), ptx::ex2(x.y)};
           }
-          e[k] = y.x;
-          e[k + 1] = y.y;
         }
-        words[i / 4] = ptx::cvt_e4m3x4(e[0], e[1], e[2], e[3]);
+        p[key] = y.x;
+        p[key + 1] = y.y;
       }
-      ptx::tmem_st_x8(to + 8 * g, words);
-      // why: PV starts on three quarters of P while the last one is computed.
-      if (g + 2 == kChunks) publish_probabilities(Layout::p_ready);
+      store_chunk(p, g);
+      // why: PV starts on this much of P while the rest is computed.
+      if (g + kChunk == P::kEarlyTokens) publish_probabilities(Layout::p_ready);
     }
     publish_probabilities(Layout::p_last);
+  }
+
+  // Keys [g, g + kChunk) of the row, narrow.
+  __device__ __forceinline__ void store_chunk(const float (&p)[kKvBlock], int g) {
+    const uint32_t to = scores_ + C::kTmemPOffset + g * P::kBits / 32;
+    if constexpr (C::kPv == Pv::kE4m3) {
+      uint32_t words[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float* e = p + g + 4 * i;
+        words[i] = ptx::cvt_e4m3x4(e[0], e[1], e[2], e[3]);
+      }
+      ptx::tmem_st_x8(to, words);
+    } else if constexpr (C::kPv == Pv::kBf16) {
+#pragma unroll
+      for (int h = 0; h < kChunk; h += 16) {
+        uint32_t words[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          words[i] = ptx::cvt_bf16x2(p[g + h + 2 * i], p[g + h + 2 * i + 1]);
+        }
+        ptx::tmem_st_x8(to + h / 2, words);
+      }
+    } else if (g % 64 == 32) {
+      // One K = 64 step of PV: 64 keys and their four scales.
+      store_nvfp4(p, g - 32);
+    }
+  }
+
+  // NVFP4 (paper section 3.1, the costs of FP4 PV): the scale of 16 keys is their largest P over 6
+  // as e4m3, at least its smallest number, so that no scale is 0; P goes to Tensor Memory, its
+  // scales through shared memory, from where tcgen05.cp replicates them into the four lane
+  // quadrants. why not tcgen05.st: a warp reaches its own quadrant alone, and each quadrant needs
+  // the scales of all rows (PTX ISA 9.7.16.10.7).
+  __device__ __forceinline__ void store_nvfp4(const float (&p)[kKvBlock], int first) {
+    constexpr float kSmallestScale = 0x1p-9f;
+    uint32_t words[8], scales = 0;
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      float scale[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const float* e = p + first + 32 * pair + 16 * k;
+        float top = 6.0f * kSmallestScale;
+#pragma unroll
+        for (int i = 0; i < 16; i += 2) top = fmaxf(fmaxf(top, e[i]), e[i + 1]);
+        scale[k] = top * (1.0f / 6.0f);
+      }
+      scales |= ptx::round_to_e4m3x2(scale[0], scale[1]) << 16 * pair;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const float* e = p + first + 32 * pair + 16 * k;
+        const float inverse = ptx::rcp(scale[k]);
+        float x[16];
+#pragma unroll
+        for (int i = 0; i < 16; i += 2) {
+          const ptx::F32x2 y = ptx::mul_f32x2({e[i], e[i + 1]}, {inverse, inverse});
+          x[i] = y.x;
+          x[i + 1] = y.y;
+        }
+        words[4 * pair + 2 * k] = ptx::cvt_rn_satfinite_e2m1x8(x);
+        words[4 * pair + 2 * k + 1] = ptx::cvt_rn_satfinite_e2m1x8(x + 8);
+      }
+    }
+    ptx::tmem_st_x8(scores_ + C::kTmemPOffset + first * P::kBits / 32, words);
+    ptx::st_shared_u32(ctx_.at(Layout::p_scale) + stage_ * C::kPvScaleBytes + first / 64 * 512 +
+                           row_ % 32 * 16 + row_ / 32 * 4,
+                       scales);
+    // Read by tcgen05.cp. invariant: the copies of the block before are complete, s_full says so.
+    ptx::fence_proxy_async_shared();
   }
 
   __device__ __forceinline__ void publish_probabilities(int barrier) {
@@ -339,10 +426,10 @@ class SoftmaxRole {
     arrive(barrier);
   }
 
-  __device__ __forceinline__ void publish_final(float l, float scaled_max) {
+  __device__ __forceinline__ void publish_final(float l, float reference) {
     final_read_.wait(ctx_.bar(Layout::final_read, stage_), 0);
     ptx::st_shared_u32(row_address(Layout::row_sum), __float_as_uint(l));
-    ptx::st_shared_u32(row_address(Layout::row_max), __float_as_uint(scaled_max));
+    ptx::st_shared_u32(row_address(Layout::row_reference), __float_as_uint(reference));
     arrive(Layout::final_full);
   }
 
@@ -355,6 +442,7 @@ class SoftmaxRole {
   const int lane_;
   const int row_;
   const uint32_t scores_;  // Tensor Memory address of S, this warp's lanes
+  const uint32_t bars_;    // of this stage: its barrier of a kind is at bars_ + offset
   uint32_t s_parity_ = 0;
   PhaseCounters final_read_{1};
   uint32_t ring_ = 0;  // position of the tile's first K block, for element-wise Delta
