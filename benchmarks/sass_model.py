@@ -40,6 +40,8 @@ HEAD_DIMS = (64, 128)
 # MMA warps in a sub-partition: 8 of a 12-warp thread block, one block in an SM.
 SM120_WARPS = 2
 ROWS_VARIANT = "mpfa replicated rows"
+# Bits of P and V of the comparison builds of sm100_prefill (paper, Figure 3).
+PV_VARIANTS = {16: "mpfa QK4, BF16 PV", 4: "mpfa QK4, NVFP4 PV"}
 LABEL = "SASS model"
 
 
@@ -70,6 +72,16 @@ def replicated_rows_image(head_dim: int) -> Image:
     flags = (f"-DMPFA_HEAD_DIM={head_dim}",)
     spec = CudaSpec(name, ("sm100_decode_rows.cu",), (10,), 40, flags)
     return Image(ROWS_VARIANT, cuda.build(spec, BUILD_ARCHS))
+
+
+def pv_image(bits: int) -> Image:
+    """The prefill kernel with another precision of P and V, head_dim 128."""
+    from mpfa.jit import cuda
+    from mpfa.jit.spec import CudaSpec
+
+    name, flags = f"mpfa_sm100_prefill_pv{bits}_d128", (f"-DMPFA_SM100_PV={bits}",)
+    spec = CudaSpec(name, ("sm100_prefill_pv.cu",), (10,), 40, flags)
+    return Image(PV_VARIANTS[bits], cuda.build(spec, BUILD_ARCHS))
 
 
 def baseline_folder() -> Path:
@@ -196,6 +208,8 @@ def run(kernel: str, head_dim: int, arch: str, group: int, cubin: Path | None) -
     images = [Image("mpfa", cubin) if cubin else own_image(kernel, head_dim)]
     if kernel == "sm100_decode" and head_dim == 128 and cubin is None:
         images.append(replicated_rows_image(head_dim))
+    if kernel == "sm100_prefill" and head_dim == 128 and cubin is None:
+        images += [pv_image(bits) for bits in PV_VARIANTS]
     images += baselines(kernel, head_dim, arch)
     columns = []
     for image in images:

@@ -191,11 +191,11 @@ def classify_umma(body: Body) -> Umma:
     """
     found = [i for i in body.code if i.base.startswith("UTC") and i.base.endswith("MMA")]
     from_tmem = [i for i in found if i.operands[0].startswith("tmem")]
-    fp4 = [i for i in found if i.base == "UTCOMMA"]
-    rest = [i for i in found if i not in from_tmem and i not in fp4]
+    rest = [i for i in found if not i.operands[0].startswith("tmem")]
+    fp4 = [i for i in rest if i.base == "UTCOMMA"]
     if fp4:
         correction = [i for i in rest if i.base == "UTCHMMA"]
-        output = len(from_tmem) + len(rest) - len(correction)
+        output = len(from_tmem) + len(rest) - len(fp4) - len(correction)
         return Umma(len(fp4), len(correction), output)
     return Umma(len(rest), 0, len(from_tmem))
 

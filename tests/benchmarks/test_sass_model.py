@@ -235,6 +235,18 @@ def test_compensation_shows_where_the_tensor_pipe_limits():
     assert got["bound"] == pytest.approx(580) and got["bound without compensation"] == 380
 
 
+@pytest.mark.parametrize("pv", ["UTCQMMA", "UTCHMMA", "UTCOMMA.4X"])
+def test_products_are_told_apart_by_their_operands(pv):
+    """P of e4m3, bf16 and NVFP4 comes from Tensor Memory, whatever the product in front is."""
+    from dataclasses import replace
+
+    both = "gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR10], idesc[UR11]"
+    code = function(f"UTCHMMA {both}", f"UTCOMMA.4X {both}", f"UTCOMMA.4X {both}",
+                    *[f"{pv} tmem[UR4], gdesc[UR6], tmem[UR8], idesc[UR11]"] * 4, "EXIT ")  # fmt: skip
+    body = replace(model.bodies(snippet("tiny_sm100")[0])[0], code=tuple(code.instructions))
+    assert kernels.classify_umma(body) == kernels.Umma(2, 1, 4)
+
+
 def test_wrong_tile_width_is_an_error():
     with pytest.raises(ValueError, match="loads 32 score columns, not 128"):
         kernels.umma_prefill_kernel(snippet("tiny_sm100"), SM100, 64)
@@ -299,3 +311,6 @@ def test_committed_results():
     check_rows(rows)
     assert len({(r["case"], r["impl"], r["metric"]) for r in rows}) == len(rows)
     assert {r["case"].split(" ")[0] for r in rows} == {"sm120", "sm100_prefill", "sm100_decode"}
+    for arch in ("100a", "103a"):
+        impls = {r["impl"] for r in rows if r["case"] == f"sm100_prefill d=128 sm_{arch}"}
+        assert impls >= {"mpfa", *sass_model.PV_VARIANTS.values()}
