@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report from fixed rows, and the paper's figures beside a B200 only."""
+
+import pytest
+
+from benchmarks import decode_cases, paper, prefill, report, rows
+
+
+def common(gpu="NVIDIA B200", kind="measured"):
+    return {"gpu": gpu, "driver": "1", "commit": "abc", "date": "2026-01-02", "kind": kind}
+
+
+def timed(bench, case, times, gpu="NVIDIA B200"):
+    made = []
+    for impl, time in times.items():
+        base = (bench, case, impl)
+        made.append(rows.make_row(*base, "time", time, "us", common(gpu)))
+        made.append(rows.make_row(*base, "time, spread", 2.5, "%", common(gpu)))
+        made.append(rows.make_row(*base, "rate", 100.0 / time, "TFLOP/s", common(gpu)))
+        share = {"copy": 0.75}
+        made.append(rows.make_row(*base, "bandwidth", 9.0, "GB/s", common(gpu), share))
+    return made
+
+
+def decode_rows(gpu="NVIDIA B200"):
+    made = []
+    for length in (4, 8, 16, 32, 64, 128):
+        shape = decode_cases.Shape(1, length << 10, 32)
+        times = {"copy": 1.0, "mpfa none": 9.0, "mpfa mean": 10.0, "flashinfer bf16": 30.0,
+                 "flashinfer fp8": 20.0, "flashinfer fp8 trtllm-gen": 15.0, "flashinfer nvfp4": 14.0,
+                 "fa4 bf16 unsplit": 90.0, "fa4 bf16 num_splits=16": 25.0,
+                 "fa4 bf16 num_splits=32": 40.0}  # fmt: skip
+        made += timed("decode", f"decode {shape.name}, page 128", times, gpu)
+    return made
+
+
+def test_page_from_fixed_rows():
+    model = [rows.make_row("sass_model", "sm100_prefill d=128 sm_100a", "mpfa", "bound", 657, "cycles",
+                           common("none (model of sm_100a)", "sass_model"))]  # fmt: skip
+    text = report.build({"h200": decode_rows("NVIDIA H200"), "sass_model": model}, None)
+    lines = text.splitlines()
+    assert "## NVIDIA H200" in lines and "### Decode" in lines
+    head = next(x for x in lines if x.startswith("| case | mpfa none"))
+    line = next(x for x in lines if x.startswith("| decode 1 x 8K"))
+    cells = dict(zip(head.strip("| ").split(" | "), line.strip("| ").split(" | "), strict=True))
+    assert cells["mpfa mean"] == "10.0" and cells["fa4 bf16 best split"] == "25.0"
+    assert cells["mpfa mean over flashinfer fp8"] == "2.00 x"
+    assert cells["mpfa mean over fa4 bf16 best split"] == "2.50 x"
+    assert cells["mpfa mean, of copy"] == "75%" and cells["largest spread"] == "2.5 %"
+    order = [x.split(",")[0] for x in lines if x.startswith("| decode 1 x")]
+    assert order == [f"| decode 1 x {n}K" for n in (4, 8, 16, 32, 64, 128)]
+    assert "| sm100_prefill d=128 sm_100a | mpfa | bound 657 cycles |" in lines
+    assert "section ran on a GPU" in text
+    # An H200 is no B200: the paper's figures stay out.
+    assert "No B200 measured these kernels yet" in text
+    assert "Figure 6b" not in text
+
+
+def test_paper_beside_a_b200():
+    found = {what: (theirs, ours) for what, theirs, ours, _, _ in paper.beside(decode_rows())}
+    name = "decode, batch 1, GQA 32:8, 8K-128K: mpfa over BF16 FA4 at its best num_splits"
+    assert found[name] == ("2.08", "2.5")
+    assert found["decode, batch 1, GQA 32:8, 8K-128K: mpfa over FP8 FlashInfer, geometric mean"] == (
+        "1.06", "1.5",
+    )  # fmt: skip
+    assert found["decode, batch 1, GQA 32:8, 4K: mpfa over unsplit BF16 FA4"] == ("2.63", "9")
+    # No prefill rows and no GQA 40:8: nothing is said about them.
+    assert not any("prefill" in what or "40:8" in what for what in found)
+    assert paper.beside(decode_rows("NVIDIA H200")) == []
+    assert paper.beside([{**r, "kind": "simulator"} for r in decode_rows()]) == []
+
+
+def test_paper_prefill():
+    made = []
+    for length in prefill.LENGTHS:
+        case = f"prefill {length >> 10}K causal, GQA 32:8"
+        times = {"mpfa none": 1.0, "mpfa mean": 1.02, "fa4 bf16": 1.3 * 1.02}
+        made += timed("prefill", case, times)
+    found = {what: ours for what, _, ours, _, _ in paper.beside(made)}
+    assert found["prefill, GQA 32:8, 16K-128K: mpfa over BF16 FA4, geometric mean"] == "1.3"
+    assert found["prefill, GQA 32:8, 16K-64K: time of mpfa over direct, geometric mean"] == "1.02"
+    assert found["prefill, GQA 32:8, 16K-128K: rate of mpfa"] == "98.04-98.04"
+
+
+def test_every_paper_figure_is_complete():
+    for figure in paper.figures():
+        assert set(figure) == {"where", "what", "value", "unit", "measure"}
+        assert "igure" in figure["where"] or "section" in figure["where"]
+        how = figure["measure"]
+        if how is None:
+            continue
+        assert how["bench"] in ("decode", "prefill") and how["heads"] in (32, 40)
+        assert set(how) - {"bench", "impl", "heads", "lengths"} in ({"over"}, {"metric"})
+        wanted = decode_cases.MATRIX if how["bench"] == "decode" else ()
+        for length in how["lengths"]:
+            assert length in prefill.LENGTHS
+            if wanted:
+                assert decode_cases.Shape(1, length, how["heads"]) in wanted
+
+
+def test_case_names_are_those_of_the_benchmarks():
+    assert (
+        paper.case_of("decode", 40, 8192)
+        == f"decode {decode_cases.Shape(1, 8192, 40).name}, page 128"
+    )
+    case = prefill.Case(8192, 40, None, None, None, {})
+    assert paper.case_of("prefill", 40, 8192) == case.name
+
+
+def test_written_with_plots(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows.save(tmp_path / "b200.json", decode_rows())
+    assert report.main(["--results", str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "(plots/b200_decode_b1.png)" in text and "b200_prefill" not in text
+    picture = tmp_path / "plots" / "b200_decode_b1.png"
+    first = picture.read_bytes()
+    assert first.startswith(b"\x89PNG") and len(first) > 10_000
+    assert report.main(["--results", str(tmp_path)]) == 0
+    assert picture.read_bytes() == first
+    assert "Figure 6b" in text
+
+
+def test_merge_takes_in_rows_of_another_machine(tmp_path):
+    rows.save(tmp_path / "results" / "h200.json", decode_rows("NVIDIA H200")[:4])
+    rows.save(tmp_path / "elsewhere.json", decode_rows("NVIDIA H200") + decode_rows())
+    arguments = ["--results", str(tmp_path / "results"), "--no-plots", "--merge"]
+    assert report.main([*arguments, str(tmp_path / "elsewhere.json")]) == 0
+    kept = {p.stem: len(rows.load(p)) for p in (tmp_path / "results").glob("*.json")}
+    assert kept == {"h200": len(decode_rows()), "b200": len(decode_rows())}
+    rows.save(tmp_path / "cpu.json", [rows.make_row("plan_cpu", "c", "mpfa", "median", 1.0, "us",
+                                                    common("none (2-core x86_64 CPU)"))])  # fmt: skip
+    with pytest.raises(ValueError, match="only rows that a GPU measured"):
+        report.main([*arguments, str(tmp_path / "cpu.json")])
