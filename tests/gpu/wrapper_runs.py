@@ -351,7 +351,11 @@ def graph_args(
 
 
 def run_graph(case: WrapperCase, executor: Executor, settings: Settings) -> Outcome:
-    """Each replay after a plan: the bits of a run without a graph, and the reference's values."""
+    """Each replay after a plan: the bits of a run without a graph, and the reference's values.
+
+    why SM90's run without a graph has the graph's limits: the launch takes its kernel by the number
+    of rows that a tile may have, and kernels for more rows split a block over fewer warps.
+    """
     if executor.device.type != "cuda" and case.raw_query:
         raise NotRun('backend "sim" quantises on the host, which a graph does not capture')
     begin = time.perf_counter()
@@ -368,7 +372,7 @@ def run_graph(case: WrapperCase, executor: Executor, settings: Settings) -> Outc
     workspace = on.workspace(max(sizes))
     backend, cls = backend_of(case, executor), wrapper_class(case)
     graphed = cls(workspace, backend=backend, **GRAPH_LIMITS)
-    plain = cls(workspace, backend=backend)
+    plain = cls(workspace, backend=backend, **(GRAPH_LIMITS if case.backend == "sm90" else {}))
     device_args = [tuple(t.to(executor.device) for t in args) for args, _ in plans]
 
     def note(label: str, lines: list[str]) -> None:

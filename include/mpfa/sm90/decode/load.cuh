@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two load warps: blocks of 128 keys into the ring, V with the scales of K by one, K with Delta and
-// channels by the other. K and V come by TMA, one box per page; the rest, of which a page may hold
-// as little as 32 bytes in a row, by cp.async on the same barrier.
+// channels by the other. K and V come by TMA, one box per page, and channels by one bulk copy per
+// page; the rest, of which a page may hold as little as 32 bytes in a row, by cp.async on the same
+// barrier.
 //
 // why two: a block has up to 16 boxes, and a warp gets an issue slot every nine cycles or so beside
 // the consumers. One warp took longer for a block of 16-token pages than memory does.
@@ -62,7 +63,7 @@ struct Loader {
     }
   }
 
-  // One box per page, `bytes` in all.
+  // One box per page. `bytes`: all that the caller has under way on the barrier, boxes included.
   __device__ void copy_boxes(const TensorMap& map, uint32_t to, uint32_t bytes, uint32_t row_bytes,
                              const int32_t (&page)[kMaxPieces]) const {
     if (ptx::elect_one()) {
@@ -155,6 +156,7 @@ __device__ __forceinline__ void load_keys(Loader<C>& loader, const Tile& tile) {
   const int32_t heads = tile.template delta_heads<C>();
   const uint8_t* delta = loader.head_of(p.delta) + loader.row_in_page(delta_row) * 2;
   const uint8_t* channels = loader.head_of(p.channels);
+  const uint32_t page_channels = p.a.channels * 2 << p.page_shift;  // bytes, dense in a page
   loader.for_each_block(
       tile,
       [&](const PageTable& table, int32_t b) {
@@ -164,8 +166,8 @@ __device__ __forceinline__ void load_keys(Loader<C>& loader, const Tile& tile) {
         }
       },
       [&](int32_t b) {
-        loader.copy_boxes(p.map_k, loader.smem + S::kK + loader.ring.index * C::kBytesK, C::kBytesK,
-                          C::kRowK, page);
+        loader.copy_boxes(p.map_k, loader.smem + S::kK + loader.ring.index * C::kBytesK,
+                          C::kBytesK + kBlock * 2 * p.a.channels, C::kRowK, page);
         const uint32_t side = loader.smem + S::kSide + loader.ring.index * p.side_bytes;
         if (p.delta_heads > 0) {
           const uint8_t* from = ptx::advance(delta, delta_page, p.delta.page);
@@ -174,21 +176,18 @@ __device__ __forceinline__ void load_keys(Loader<C>& loader, const Tile& tile) {
                               ptx::advance(from, first_head + head, p.delta.row));
           }
         }
-        if (p.a.channels > 0) {
-          uint32_t to = side + C::delta_bytes(p.delta_heads) + 16 * loader.lane;
-          const int32_t page_chunks = p.a.channels << p.page_shift >> 3;  // of 16 bytes
-          const uint8_t* mine = channels + 16 * loader.lane;
+        if (p.a.channels > 0 && ptx::elect_one()) {
+          uint32_t to = side + C::delta_bytes(p.delta_heads);
 #pragma unroll
           for (int32_t i = 0; i < kMaxPieces; ++i) {
             if (i < loader.pieces()) {
-              const uint8_t* from = ptx::advance(mine, page[i], p.channels.page);
-              for (int32_t chunk = 0; loader.lane + chunk < page_chunks; chunk += 32) {
-                ptx::cp_async<16>(to + 16 * chunk, from + 16 * chunk);
-              }
-              to += 16 * page_chunks;
+              ptx::bulk_load(to, ptx::advance(channels, page[i], p.channels.page), page_channels,
+                             loader.full());
+              to += page_channels;
             }
           }
         }
+        __syncwarp();
       });
 }
 
