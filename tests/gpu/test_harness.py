@@ -548,6 +548,48 @@ def decode_job(change=lambda job: job) -> list[str]:
     return run_job(change(job), executor, Settings(repeats=2, replays=1, guard_bytes=4096)).faults
 
 
+def without_keys(family: str) -> Job:
+    """A job of a family whose first request has no keys."""
+    import decode_cases
+    import rows_replay
+    import sm90_cases
+
+    case = decode_cases.Case((0, 5), 4, 128, 16, "mean")
+    if family == "sm90 decode":
+        return sm90_cases.job(sm90_cases.QueryCase(case))
+    if family == "sm100 decode rows":
+        return rows_replay.job(case)
+    return decode_cases.job(decode_cases.build(case), "128")
+
+
+@pytest.mark.parametrize("family", ["sm100 decode", "sm100 decode rows", "sm90 decode"])
+def test_the_lse_of_rows_without_keys_is_minus_infinity(family) -> None:
+    """Whatever else stands there is found, finite or not."""
+    import decode_cases
+    import rows_replay
+    import sm90_cases
+
+    inputs = decode_cases.build(decode_cases.Case((0, 5), 4, 128, 16, "mean"))
+    if family == "sm90 decode":
+        out, lse = sm90_cases.replay(inputs)
+    elif family == "sm100 decode rows":
+        out, lse = rows_replay.replay_rows(rows_replay.build(inputs.case))
+    else:
+        out, lse = decode_cases.replay(inputs)
+    job = without_keys(family)
+    assert (lse[0] == -torch.inf).all() and torch.isfinite(lse[1]).all()
+    assert job.faults({"out": out, "lse": lse}) == []
+    for value in (0.0, 12345.0, -1e30, torch.inf, torch.nan):
+        wrong = lse.clone()
+        wrong[0, 1] = value
+        (line,) = job.faults({"out": out, "lse": wrong})
+        assert line.startswith("lse: first (token 0, head 1)"), line
+    for value in (-torch.inf, torch.inf, torch.nan):  # and where there are keys
+        wrong = lse.clone()
+        wrong[1, 1] = value
+        assert "lse: first (token 1, head 1)" in job.faults({"out": out, "lse": wrong})[0]
+
+
 def one_key_more(job: Job) -> Job:
     """A request that is told to have a token more than was written: poison, in its last page."""
     arguments = job.calls[0].arguments
