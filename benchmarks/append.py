@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
 
-from benchmarks.rows import Row, context, find_gpu, make_row, save  # noqa: E402
+from benchmarks.rows import Row, check_json, context, find_gpu, make_row, save  # noqa: E402
 from mpfa.backends import cuda  # noqa: E402
 from mpfa.cache import PagedKVCache  # noqa: E402
 from mpfa.config import KVCacheConfig  # noqa: E402
@@ -253,6 +253,7 @@ def main() -> int:
     device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(0)
     common = context("measured", find_gpu(), args.commit)
+    check_json(parser, args.json, common)
     rows: list[Row] = []
 
     variants = {"mpfa": None, **(variant_modules() if args.variants else {})}

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from benchmarks.rows import context, find_gpu, make_row, save  # noqa: E402
+from benchmarks.rows import check_json, context, find_gpu, make_row, save  # noqa: E402
 
 STALLS = ("long_scoreboard", "short_scoreboard", "barrier", "wait", "imc_miss", "no_instruction",
           "lg_throttle", "branch_resolving", "math_pipe_throttle", "not_selected",
@@ -77,6 +77,8 @@ def main() -> int:
     if args.profile:
         profile()
         return 0
+    common = context("measured", find_gpu(), args.commit)
+    check_json(parser, args.json, common)
     names = ",".join(counter for counter, _, _ in METRICS.values())
     command = ["ncu", "--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw",
                "--print-units", "base", "--profile-from-start", "off", "--metrics", names,
@@ -92,7 +94,6 @@ def main() -> int:
     if len(table) != len(cases):
         print(f"{len(table)} launches for {len(cases)} cases", file=sys.stderr)
         return 1
-    common = context("measured", find_gpu(), args.commit)
     rows = []
     for case, found in zip(cases, table, strict=True):
         shown = []

@@ -31,7 +31,7 @@ from benchmarks.harness import (  # noqa: E402
     rows_of,
 )
 from benchmarks.inputs import HEAD_DIM  # noqa: E402
-from benchmarks.rows import Row, context, find_gpu, save  # noqa: E402
+from benchmarks.rows import Row, check_json, context, find_gpu, save  # noqa: E402
 
 HEADS = 32
 PARTITION = 1024
@@ -123,6 +123,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     device = torch.device("cuda", torch.cuda.current_device())
     common = context("measured", find_gpu(), args.commit)
+    check_json(parser, args.json, common)
     method, timer = choose_timer(args.timer)
     rows: list[Row] = []
     for tokens, length in CASES:

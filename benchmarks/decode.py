@@ -47,7 +47,7 @@ from benchmarks.harness import (  # noqa: E402
     rows_of,
 )
 from benchmarks.inputs import MXFP8, PageTable, Tensors  # noqa: E402
-from benchmarks.rows import Row, context, find_gpu, save  # noqa: E402
+from benchmarks.rows import Row, check_json, context, find_gpu, save  # noqa: E402
 from mpfa import BatchDecodeWrapper, quantize_query, supports, workspace_size  # noqa: E402
 from mpfa.cache import PagedKVCache  # noqa: E402
 from mpfa.reference.mxfp8 import dequantize_mxfp8  # noqa: E402
@@ -252,6 +252,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     device = torch.device("cuda", torch.cuda.current_device())
     common = context("measured", find_gpu(), args.commit)
+    check_json(parser, args.json, common)
     method, timer = choose_timer(args.timer)
     print(f"decode on {common['gpu']}, timer {method}, KV bytes of K, V, scales and side data")
     missing = others.fa4_missing()

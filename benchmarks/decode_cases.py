@@ -6,7 +6,7 @@ from __future__ import annotations
 from benchmarks.attention_baselines import KV_KINDS, flashinfer_name
 from benchmarks.harness import COPY, geometric_mean
 from benchmarks.inputs import CHANNELS, MODES, Shape
-from benchmarks.rows import Row
+from benchmarks.rows import Row, by_origin
 
 PAGES = (16, 128)
 K = 1024
@@ -34,7 +34,11 @@ def mpfa_name(mode: str) -> str:
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """The bars above, met or missed, from measured rows."""
+    """The bars above, met or missed, from measured rows; only rows of one origin are compared."""
+    return [line for group in by_origin(rows) for line in _verdicts(group)]
+
+
+def _verdicts(rows: list[Row]) -> list[str]:
     times = {(r["case"], r["impl"]): r["value"] for r in rows if r["metric"] == "time"}
     shares = {
         (r["case"], r["impl"]): r["ratio_to"][COPY]
@@ -68,7 +72,12 @@ def verdicts(rows: list[Row]) -> list[str]:
 
 
 def summary(rows: list[Row]) -> list[str]:
-    """Geometric means over 8K-128K per page size, batch and GQA ratio (the paper's range)."""
+    """Geometric means over 8K-128K per page size, batch and GQA ratio (the paper's range), each
+    from rows of one origin."""
+    return [line for group in by_origin(rows) for line in _summary(group)]
+
+
+def _summary(rows: list[Row]) -> list[str]:
     times = {(r["case"], r["impl"]): r["value"] for r in rows if r["metric"] == "time"}
     lines = []
     for page in PAGES:

@@ -234,6 +234,8 @@ def main() -> int:
         print_listing(arch, code)
     ok = True
     if here:
+        common = results.context("measured", gpu, args.commit)
+        results.check_json(parser, args.json, common)
         rows = measure(program, gpu, code, args.commit)
         if args.json:
             results.save(args.json, rows)

@@ -38,7 +38,7 @@ from benchmarks.harness import (  # noqa: E402
     rows_of,
 )
 from benchmarks.inputs import HEAD_DIM, KV_HEADS, MODES, Shape  # noqa: E402
-from benchmarks.rows import Row, context, find_gpu, make_row, save  # noqa: E402
+from benchmarks.rows import Row, check_json, context, find_gpu, make_row, save  # noqa: E402
 from mpfa import (  # noqa: E402
     BatchPrefillWrapper,
     KVCacheConfig,
@@ -351,6 +351,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     device = torch.device("cuda", torch.cuda.current_device())
     common = context("measured", find_gpu(), args.commit)
+    check_json(parser, args.json, common)
     method, timer = choose_timer(args.timer)
     missing = others.fa4_missing()
     if missing:

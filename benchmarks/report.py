@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks import decode_cases, paper  # noqa: E402
-from benchmarks.rows import RESULTS, Row, load, save, slug  # noqa: E402
+from benchmarks.rows import RESULTS, Row, by_origin, load, measured_gpu, save, slug  # noqa: E402
 
 BASELINES = (
     "flashinfer bf16", "flashinfer fp8", "flashinfer nvfp4", "flashinfer fa3 bf16",
@@ -60,13 +60,15 @@ def values(rows: Sequence[Row], metric: str) -> dict[tuple[str, str], float]:
 
 
 def origin(rows: Sequence[Row]) -> str:
-    """Where and when: GPU, driver, commits, dates."""
-    parts = [str(rows[0]["gpu"])]
-    if rows[0]["driver"] != "none":
-        parts.append(f"driver {rows[0]['driver']}")
-    commits = ", ".join(dict.fromkeys(str(r["commit"]) for r in rows))
-    dates = ", ".join(sorted({str(r["date"]) for r in rows}))
-    return "; ".join([*parts, f"commit {commits}", dates])
+    """Where and when: GPUs, drivers, commits, dates."""
+    gpus, drivers, commits, dates = (
+        list(dict.fromkeys(str(r[key]) for r in rows))
+        for key in ("gpu", "driver", "commit", "date")
+    )
+    parts = [", ".join(gpus)]
+    if drivers != ["none"]:
+        parts.append(f"driver {', '.join(drivers)}")
+    return "; ".join([*parts, f"commit {', '.join(commits)}", ", ".join(sorted(dates))])
 
 
 def natural(text: str) -> list[object]:
@@ -90,7 +92,8 @@ def with_best_split(times: dict[tuple[str, str], float]) -> dict[tuple[str, str]
 
 
 def wide_table(page: Page, rows: Sequence[Row]) -> None:
-    """One line per case: median microseconds per implementation, then what "mpfa mean" makes of them."""
+    """One line per case: median microseconds per implementation, then what "mpfa mean" makes of them.
+    ``rows`` are of one origin."""
     times = with_best_split(values(rows, "time"))
     spreads = values(rows, "time, spread")
     shares = {
@@ -99,9 +102,12 @@ def wide_table(page: Page, rows: Sequence[Row]) -> None:
     }  # fmt: skip
     impls = [i for i in dict.fromkeys(impl for _, impl in times) if not i.startswith("copy")]
     impls.sort(key=lambda i: not i.startswith("mpfa"))
-    own = next((i for i in ("mpfa mean", "mpfa") if i in impls), impls[0])
-    present = [b for b in BASELINES if b in impls]
+    own = next(
+        (i for i in ("mpfa mean", "mpfa", *impls) if i.startswith("mpfa") and i in impls), ""
+    )
+    present = [b for b in BASELINES if b in impls] if own else []
     head = ["case", *impls, *(f"{own} over {b}" for b in present)]
+    shares = shares if own else {}
     head += [f"{own}, of copy"] if shares else []
     head += ["largest spread"]
     body = []
@@ -125,12 +131,16 @@ def measured_sections(page: Page, rows: Sequence[Row]) -> None:
         ("prefill", "Prefill, causal"),
         ("combine", "Combine of split-KV partials"),
     ):
-        found = select(rows, bench=bench, kind="measured")
-        if found:
-            page.add("", f"### {title}", f"Measured, median microseconds: {origin(found)}.")
-            wide_table(page, found)
-        if bench == "decode" and found and "H200" in str(found[0]["gpu"]):
+        # why a table each: a ratio of two drivers, commits or days says nothing about two kernels.
+        for number, found in enumerate(by_origin(select(rows, bench=bench, kind="measured"))):
+            if number == 0:
+                page.add("", f"### {title}")
+            page.add("", f"Measured, median microseconds: {origin(found)}.")
+            if select(found, metric="time"):
+                wide_table(page, found)
             lines = decode_cases.verdicts(found)
+            if bench != "decode" or slug(str(found[0]["gpu"])) != "h200" or not lines:
+                continue
             named = [x for x in lines if x.endswith("MISSED") or "best of" not in x]
             page.add(f"Held to on an H200: {sum(x.endswith('met') for x in lines)} of {len(lines)} met. "
                      "The named bars and what is missed:", "")  # fmt: skip
@@ -290,9 +300,16 @@ def plot_section(page: Page, stem: str, rows: Sequence[Row], plots: Path) -> Non
     pattern = rf"prefill (\d+)K causal, GQA {PLOT_HEADS}:8"
     title = f"Prefill, causal, GQA {PLOT_HEADS}:8, {gpu}"
     wanted.append((f"{stem}_prefill.png", title, pattern))
+    groups = by_origin(select(rows, kind="measured", metric="time"))
     for name, title, pattern in wanted:
-        if draw(plots, name, title, series(select(rows, kind="measured"), pattern)):
-            page.add("", f"![{title}]({plots.name}/{name})")
+        # A plot shows one origin; with several, each has its own and names it.
+        drawn = [g for g in groups if any(len(v) > 1 for v in series(g, pattern).values())]
+        for number, group in enumerate(drawn, 1):
+            several = len(drawn) > 1
+            file = name.replace(".png", f"_{number}.png") if several else name
+            text = f"{title}; {origin(group).split('; ', 1)[1]}" if several else title
+            draw(plots, file, text, series(group, pattern))
+            page.add("", f"![{text}]({plots.name}/{file})")
     shares = {
         str(r["case"]): r["ratio_to"]["copy"]
         for r in rows
@@ -332,6 +349,7 @@ def build(files: dict[str, list[Row]], plots: Path | None) -> str:
         measured_sections, append_section, other_rates,
     ]  # fmt: skip
     for stem, rows in files.items():
+        measured_gpu(rows, f"{stem}.json")
         mine = [r for r in rows if r["kind"] == "measured" and not str(r["gpu"]).startswith("none")]
         if not mine:
             continue
@@ -357,10 +375,15 @@ def write(results: Path, out: Path, with_plots: bool = True) -> None:
 
 def take_in(results: Path, rows: Sequence[Row]) -> None:
     """Merges rows that a GPU measured into the results file of that GPU."""
-    for gpu in dict.fromkeys(str(r["gpu"]) for r in rows):
-        if gpu.startswith("none"):
-            raise ValueError(f"--merge: only rows that a GPU measured, got gpu {gpu!r}")
-        save(results / f"{slug(gpu)}.json", select(rows, gpu=gpu))
+    for row in rows:
+        if row["kind"] != "measured" or str(row["gpu"]).startswith("none"):
+            raise ValueError(
+                "--merge: only rows that a GPU measured, got kind "
+                f"{row['kind']!r}, gpu {row['gpu']!r}"
+            )
+    gpu = measured_gpu(rows, "--merge")
+    if gpu is not None:
+        save(results / f"{slug(gpu)}.json", rows)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -371,10 +394,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--merge", type=Path, action="append", default=[], metavar="FILE",
                         help="first take these measured rows into <gpu>.json; repeatable")  # fmt: skip
     args = parser.parse_args(argv)
-    for file in args.merge:
-        take_in(args.results, load(file))
     out = args.out or args.results / "report.md"
-    write(args.results, out, not args.no_plots)
+    if not args.results.is_dir():
+        parser.error(f"--results: no such folder: {args.results}")
+    if not out.resolve().parent.is_dir():
+        parser.error(f"--out: in no existing folder: {out}")
+    try:
+        for file in args.merge:
+            if not file.is_file():
+                raise ValueError(f"--merge: no such file: {file}")
+            take_in(args.results, load(file))
+        write(args.results, out, not args.no_plots)
+    except ValueError as error:
+        parser.error(str(error))
     print(f"wrote {out}")
     return 0
 

@@ -7,7 +7,9 @@ be added. The rows of one (bench, kind, gpu, case, impl) belong to one run and a
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -27,6 +29,8 @@ OPTIONAL = ("note",)
 KINDS = ("measured", "sass_model", "simulator")
 # What names the run that a row comes from.
 IDENTITY = ("bench", "kind", "gpu", "case", "impl")
+# Rows that differ in one of these are not set against each other.
+ORIGIN = ("gpu", "driver", "commit", "date")
 
 Row = dict[str, object]
 
@@ -38,17 +42,45 @@ class Gpu:
     capability: tuple[int, int]
 
 
-def find_gpu() -> Gpu | None:
-    """The first GPU that nvidia-smi lists, without touching CUDA."""
+def _listed() -> dict[str, Gpu]:
+    """The GPUs that nvidia-smi lists, by UUID, without touching CUDA."""
     if shutil.which("nvidia-smi") is None:
+        return {}
+    query = "--query-gpu=uuid,name,driver_version,compute_cap"
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = {}
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        fields = [f.strip() for f in line.split(",")]
+        if len(fields) == 4 and re.fullmatch(r"\d+\.\d+", fields[3]):
+            major, minor = fields[3].split(".")
+            found[fields[0]] = Gpu(fields[1], fields[2], (int(major), int(minor)))
+    return found
+
+
+def find_gpu() -> Gpu | None:
+    """torch's current CUDA device, which is the one measured on; None where torch has no CUDA.
+
+    The driver's version is what nvidia-smi says of the device with that UUID. A MIG slice is not
+    listed by its own UUID: then the version that all listed GPUs share, else "unknown".
+    """
+    import torch
+
+    if not torch.cuda.is_available():
         return None
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    fields = [f.strip() for f in done.stdout.split("\n", 1)[0].split(",")]
-    if done.returncode or len(fields) != 3:
-        return None
-    major, _, minor = fields[2].partition(".")
-    return Gpu(fields[0], fields[1], (int(major), int(minor)))
+    index = torch.cuda.current_device()
+    listed = _listed()
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    same = listed.get(f"GPU-{uuid}")
+    drivers = {same.driver} if same else {gpu.driver for gpu in listed.values()}
+    driver = drivers.pop() if len(drivers) == 1 else "unknown"
+    return Gpu(torch.cuda.get_device_name(index), driver, torch.cuda.get_device_capability(index))
+
+
+def list_gpu() -> Gpu | None:
+    """The first GPU that nvidia-smi lists: to say what is there where torch has no CUDA. Nothing is
+    measured on it."""
+    return next(iter(_listed().values()), None)
 
 
 def cpu_name() -> str:
@@ -57,12 +89,25 @@ def cpu_name() -> str:
     return f"{cores}-core {platform.machine()} CPU"
 
 
-def git_commit() -> str:
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stdout.strip() or "unknown"
+def git_commit(root: Path = ROOT) -> str:
+    """HEAD, and for a changed tree "-dirty." and six digits of its tracked changes and the names of its
+    new files. benchmarks/results does not count: the benchmarks themselves write there."""
+
+    def git(*command: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(root), *command], capture_output=True, text=True, check=False
+        )
+        return done.stdout if done.returncode == 0 else ""
+
+    commit = git("rev-parse", "--short", "HEAD").strip()
+    if not commit:
+        return "unknown"
+    where = ("--", ".", ":(exclude)benchmarks/results")
+    changes = git("status", "--porcelain", *where)
+    if not changes:
+        return commit
+    digest = hashlib.sha256((changes + git("diff", "HEAD", *where)).encode()).hexdigest()
+    return f"{commit}-dirty.{digest[:6]}"
 
 
 def context(kind: str, gpu: Gpu | str | None = None, commit: str | None = None) -> Row:
@@ -134,17 +179,70 @@ def results_file(gpu: Gpu | None) -> Path:
     return RESULTS / f"{slug(gpu.name) if gpu else 'cpu'}.json"
 
 
+def by_origin(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows that may be set against each other: the same GPU, driver, commit and date."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[k] for k in ORIGIN), []).append(row)
+    return list(groups.values())
+
+
+def measured_gpu(rows: Iterable[Row], where: str) -> str | None:
+    """The one GPU that measured ``rows``; None if a CPU did, a model or the simulator.
+
+    Raises:
+        ValueError: there are two.
+    """
+    found = dict.fromkeys(
+        str(r["gpu"]) for r in rows
+        if r["kind"] == "measured" and not str(r["gpu"]).startswith("none")
+    )  # fmt: skip
+    if len(found) > 1:
+        raise ValueError(
+            f"{where}: holds rows measured on {' and '.join(found)}; a results file is one GPU's"
+        )
+    return next(iter(found), None)
+
+
 def load(path: Path) -> list[Row]:
-    """The rows of a file, validated; none if it does not exist."""
+    """The rows of a file, validated; none if it does not exist.
+
+    Raises:
+        ValueError: no JSON list of rows, or rows that two GPUs measured.
+    """
     if not path.exists():
         return []
-    rows = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise ValueError(f"{path.name}: not JSON ({error})") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path.name}: must be a JSON list of rows")
     for index, row in enumerate(rows):
         try:
             validate(row)
         except ValueError as error:
             raise ValueError(f"{path.name}: row {index}: {error}") from None
+    measured_gpu(rows, path.name)
     return rows
+
+
+def check_target(path: Path | None, common: Row) -> None:
+    """Before a run: whether rows with ``common`` could be merged into the file.
+
+    Raises:
+        ValueError: it is no results file, or another GPU's.
+    """
+    if path is not None:
+        measured_gpu([*load(path), common], path.name)
+
+
+def check_json(parser: argparse.ArgumentParser, path: Path | None, common: Row) -> None:
+    """check_target() for a command line: one line and exit status 2."""
+    try:
+        check_target(path, common)
+    except ValueError as error:
+        parser.error(f"--json: {error}")
 
 
 def merge(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
@@ -157,8 +255,9 @@ def merge(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 
 def save(path: Path, new: Iterable[Row]) -> None:
-    """Merges ``new`` into the file."""
+    """Merges ``new`` into the file; ValueError if it is another GPU's."""
     rows = merge(load(path), new)
+    measured_gpu(rows, path.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     # why a rename: a run that is interrupted here must not leave half a file.
     private = path.with_name(f"{path.name}.{os.getpid()}")

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks import paper, report  # noqa: E402
-from benchmarks.rows import RESULTS, Gpu, find_gpu, load, save, slug  # noqa: E402
+from benchmarks.rows import RESULTS, Gpu, find_gpu, list_gpu, load, save, slug  # noqa: E402
 
 MODEL_FILE = "sass_model.json"
 # On two cores the model compiles its kernels for longer than anyone waits.
@@ -40,7 +40,7 @@ class Machine:
     """What decides which benchmarks run.
 
     Attributes:
-        gpu: what nvidia-smi lists first, or None.
+        gpu: torch's current device; where torch has none, what nvidia-smi lists first, or None.
         cuda_torch: whether torch can use it.
         nvcc, compiler, disassembler: whether they are found.
     """
@@ -72,9 +72,10 @@ def look() -> Machine:
     except tools.ToolError:
         disassembler = False
     compiler = any(shutil.which(c) for c in (os.environ.get("CXX") or "c++", "g++", "clang++"))
-    gpu = find_gpu()
-    usable = gpu is not None and torch.cuda.is_available()
-    return Machine(gpu, usable, find_toolkit() is not None, compiler, disassembler)
+    gpu = find_gpu() or list_gpu()
+    return Machine(
+        gpu, torch.cuda.is_available(), find_toolkit() is not None, compiler, disassembler
+    )
 
 
 @dataclass(frozen=True)

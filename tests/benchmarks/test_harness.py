@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics, rows and their merging, and that a wrong result is never timed."""
 
+import argparse
 import json
+import os
+import re
+import subprocess
+import types
 
 import pytest
 import torch
@@ -147,6 +152,105 @@ def test_merge_replaces_whole_runs(tmp_path):
     path.write_text(json.dumps([row(), row(value=None)]))
     with pytest.raises(ValueError, match=r"h200\.json: row 1: value"):
         rows.load(path)
+
+
+def test_a_results_file_is_one_gpus(tmp_path, capsys):
+    path = tmp_path / "h200.json"
+    mine = rows.context("measured", rows.Gpu("NVIDIA H200", "1", (9, 0)), "c")
+    other = rows.context("measured", rows.Gpu("NVIDIA B200", "1", (10, 0)), "c")
+    rows.check_target(path, mine)  # not there yet
+    rows.save(path, [row(**mine), row(kind="simulator", gpu="none (x)")])
+    kept = path.read_text()
+    rows.check_target(path, mine)
+    for refused in (rows.check_target, lambda p, c: rows.save(p, [row(**c)])):
+        with pytest.raises(
+            ValueError, match="h200.json: holds rows .* NVIDIA H200 and NVIDIA B200"
+        ):
+            refused(path, other)
+    assert path.read_text() == kept
+    parser = argparse.ArgumentParser()
+    with pytest.raises(SystemExit):
+        rows.check_json(parser, path, other)
+    assert "--json: h200.json: holds rows" in capsys.readouterr().err
+    rows.check_json(parser, None, other)
+    path.write_text(json.dumps([row(**mine), row(**other)]))
+    with pytest.raises(ValueError, match="a results file is one GPU's"):
+        rows.load(path)
+    for text, message in (("{", "not JSON"), ('{"a": 1}', "must be a JSON list of rows")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            rows.load(path)
+
+
+LISTED = """GPU-aaaa, NVIDIA B200, 580.1, 10.0
+GPU-bbbb, NVIDIA H200, 580.1, 9.0
+"""
+
+
+@pytest.fixture
+def two_gpus(monkeypatch, tmp_path):
+    """nvidia-smi lists a B200, then an H200; torch's current device is what the test sets."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{LISTED}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def device(name, uuid, capability, listed=LISTED):
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{listed}END\n")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        found = {"uuid": uuid, "name": name}
+        properties = types.SimpleNamespace(**found)
+        for attribute, value in (
+            ("get_device_properties", properties), ("get_device_name", name),
+            ("get_device_capability", capability),
+        ):  # fmt: skip
+            monkeypatch.setattr(torch.cuda, attribute, lambda index, v=value: index == 3 and v)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return device
+
+
+def test_the_gpu_is_torchs_current_one(two_gpus):
+    assert rows.find_gpu() is None  # without CUDA in torch nothing is measured
+    assert rows.list_gpu() == rows.Gpu("NVIDIA B200", "580.1", (10, 0))
+    two_gpus("NVIDIA H200", "bbbb", (9, 0), LISTED.replace("580.1, 9", "590.2, 9"))
+    assert rows.find_gpu() == rows.Gpu("NVIDIA H200", "590.2", (9, 0))
+    two_gpus("NVIDIA B200 MIG 1g.23gb", "cccc", (10, 0))
+    assert rows.find_gpu() == rows.Gpu("NVIDIA B200 MIG 1g.23gb", "580.1", (10, 0))
+    two_gpus("NVIDIA B200", "cccc", (10, 0), "")
+    assert rows.find_gpu() == rows.Gpu("NVIDIA B200", "unknown", (10, 0))
+    assert rows.list_gpu() is None
+
+
+def test_a_changed_tree_is_marked(tmp_path):
+    def git(*command):
+        subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *command],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+    assert rows.git_commit(tmp_path) == "unknown"
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (tmp_path / "kernel.cu").write_text("1")
+    (results / "h200.json").write_text("[]")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "x")
+    clean = rows.git_commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    (results / "h200.json").write_text("[1]")  # what a run itself writes
+    (results / "new.json").write_text("[1]")
+    assert rows.git_commit(tmp_path) == clean
+    (tmp_path / "kernel.cu").write_text("2")
+    changed = rows.git_commit(tmp_path)
+    assert re.fullmatch(clean + r"-dirty\.[0-9a-f]{6}", changed)
+    (tmp_path / "kernel.cu").write_text("3")
+    assert rows.git_commit(tmp_path) not in (clean, changed)
+    git("checkout", "kernel.cu")
+    (tmp_path / "new.cuh").write_text("1")
+    assert rows.git_commit(tmp_path).startswith(clean + "-dirty.")
 
 
 def test_names():

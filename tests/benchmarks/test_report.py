@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report from fixed rows, and the paper's figures beside a B200 only."""
 
+import json
+
 import pytest
 
 from benchmarks import decode_cases, paper, prefill, report, rows
 
 
-def common(gpu="NVIDIA B200", kind="measured"):
-    return {"gpu": gpu, "driver": "1", "commit": "abc", "date": "2026-01-02", "kind": kind}
+def common(gpu="NVIDIA B200", kind="measured", **other):
+    shared = {"gpu": gpu, "driver": "1", "commit": "abc", "date": "2026-01-02", "kind": kind}
+    return shared | other
 
 
-def timed(bench, case, times, gpu="NVIDIA B200"):
+def timed(bench, case, times, gpu="NVIDIA B200", **other):
     made = []
+    shared = common(gpu, **other)
     for impl, time in times.items():
         base = (bench, case, impl)
-        made.append(rows.make_row(*base, "time", time, "us", common(gpu)))
-        made.append(rows.make_row(*base, "time, spread", 2.5, "%", common(gpu)))
-        made.append(rows.make_row(*base, "rate", 100.0 / time, "TFLOP/s", common(gpu)))
-        share = {"copy": 0.75}
-        made.append(rows.make_row(*base, "bandwidth", 9.0, "GB/s", common(gpu), share))
+        made.append(rows.make_row(*base, "time", time, "us", shared))
+        made.append(rows.make_row(*base, "time, spread", 2.5, "%", shared))
+        made.append(rows.make_row(*base, "rate", 100.0 / time, "TFLOP/s", shared))
+        made.append(rows.make_row(*base, "bandwidth", 9.0, "GB/s", shared, {"copy": 0.75}))
     return made
 
 
@@ -121,14 +124,89 @@ def test_written_with_plots(tmp_path):
     assert "Figure 6b" in text
 
 
-def test_merge_takes_in_rows_of_another_machine(tmp_path):
+def test_merge_takes_in_rows_of_another_machine(tmp_path, capsys):
     rows.save(tmp_path / "results" / "h200.json", decode_rows("NVIDIA H200")[:4])
-    rows.save(tmp_path / "elsewhere.json", decode_rows("NVIDIA H200") + decode_rows())
+    rows.save(tmp_path / "one.json", decode_rows("NVIDIA H200"))
+    rows.save(tmp_path / "other.json", decode_rows())
     arguments = ["--results", str(tmp_path / "results"), "--no-plots", "--merge"]
-    assert report.main([*arguments, str(tmp_path / "elsewhere.json")]) == 0
+    files = (str(tmp_path / "one.json"), "--merge", str(tmp_path / "other.json"))
+    assert report.main([*arguments, *files]) == 0
     kept = {p.stem: len(rows.load(p)) for p in (tmp_path / "results").glob("*.json")}
     assert kept == {"h200": len(decode_rows()), "b200": len(decode_rows())}
     rows.save(tmp_path / "cpu.json", [rows.make_row("plan_cpu", "c", "mpfa", "median", 1.0, "us",
                                                     common("none (2-core x86_64 CPU)"))])  # fmt: skip
-    with pytest.raises(ValueError, match="only rows that a GPU measured"):
-        report.main([*arguments, str(tmp_path / "cpu.json")])
+    model = rows.make_row("sass_model", "c", "mpfa", "bound", 657, "cycles",
+                          common("NVIDIA B200", "sass_model"))  # fmt: skip
+    rows.save(tmp_path / "model.json", [model])
+    (tmp_path / "mixed.json").write_text(json.dumps(decode_rows("NVIDIA H200") + decode_rows()))
+    before = {p.name: p.read_text() for p in (tmp_path / "results").iterdir()}
+    for file, message in (
+        ("cpu.json", "only rows that a GPU measured, got kind 'measured', gpu 'none (2-core"),
+        ("model.json", "only rows that a GPU measured, got kind 'sass_model'"),
+        ("mixed.json", "mixed.json: holds rows measured on NVIDIA H200 and NVIDIA B200"),
+        ("none.json", "no such file"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            report.main([*arguments, str(tmp_path / file)])
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+    assert before == {p.name: p.read_text() for p in (tmp_path / "results").iterdir()}
+
+
+def test_folders_that_do_not_exist(tmp_path, capsys):
+    for arguments, message in (
+        (["--results", str(tmp_path / "no")], "--results: no such folder"),
+        (["--results", str(tmp_path), "--out", str(tmp_path / "no" / "x.md")], "--out: in no"),
+    ):
+        with pytest.raises(SystemExit):
+            report.main(arguments)
+        assert message in capsys.readouterr().err
+
+
+CASE = "decode 1 x 128K, GQA 32:8, page 128"
+
+
+@pytest.mark.parametrize("key", ["driver", "commit", "date"])
+def test_rows_of_two_runs_are_not_compared(key):
+    """Neither ratios nor verdicts: another driver, commit or day is not another kernel."""
+    other = {key: "2026-01-03" if key == "date" else "other"}
+    for gpu in ("NVIDIA H200", "NVIDIA B200"):
+        baseline = timed("decode", CASE, {"flashinfer fp8": 40.0, "fa4 bf16 unsplit": 50.0}, gpu)
+        ours = timed("decode", CASE, {"mpfa mean": 20.0}, gpu)
+        apart = timed("decode", CASE, {"mpfa mean": 20.0}, gpu, **other)
+        together = report.build({"x": baseline + ours}, None)
+        assert "2.00 x" in together and ("speed over" in together) == (gpu == "NVIDIA H200")
+        text = report.build({"x": baseline + apart}, None)
+        assert " x |" not in text and "speed over" not in text and "20.0" in text and "40.0" in text
+        lines = decode_cases.verdicts(baseline + apart)
+        assert lines and not any("speed over" in line for line in lines)
+    assert decode_cases.verdicts(baseline + ours)[0].endswith("bar 1.6: met")
+
+
+def test_geometric_means_and_the_paper_need_one_run():
+    made = decode_rows()
+    assert decode_cases.summary(made) and paper.beside(made)
+    foreign = [r | {"driver": "2"} if r["impl"].startswith("mpfa") else r for r in made]
+    assert decode_cases.summary(foreign) == [] and paper.beside(foreign) == []
+    # Of two whole runs the newest counts.
+    slow = [r | {"date": "2026-02-03", "value": 2 * r["value"]} if r["impl"] == "mpfa mean" else
+            r | {"date": "2026-02-03"} for r in made]  # fmt: skip
+    found = [ours for _, _, ours, _, _ in paper.beside([*slow, *made])]
+    assert found == [ours for _, _, ours, _, _ in paper.beside(slow)]
+    assert found != [ours for _, _, ours, _, _ in paper.beside(made)]
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA B200 MIG 1g.23gb", "NVIDIA GB200", "NVIDIA B300 SXM6", "NVIDIA B200-180GB"]
+)
+def test_another_gpu_is_no_b200(name):
+    assert paper.beside(decode_rows()) and paper.beside(decode_rows(name)) == []
+    text = report.build({"x": decode_rows("NVIDIA H200 MIG 1g.18gb")}, None)
+    assert "Held to on an H200" not in text
+    assert "Held to on an H200" in report.build({"x": decode_rows("NVIDIA H200")}, None)
+
+
+def test_a_page_of_two_gpus_in_one_file_is_refused():
+    with pytest.raises(
+        ValueError, match="mixed.json: holds rows measured on NVIDIA H200 and NVIDIA"
+    ):
+        report.build({"mixed": decode_rows("NVIDIA H200") + decode_rows()}, None)
