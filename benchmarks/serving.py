@@ -26,8 +26,8 @@ sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
 
-from benchmarks.rows import Row, context, find_gpu, make_row, save  # noqa: E402
-from mpfa.accuracy.rows import DIRECT, REFERENCE, parse_rows  # noqa: E402
+from benchmarks.rows import Row, check_target, context, find_gpu, make_row, save  # noqa: E402
+from mpfa.accuracy.rows import DIRECT, REFERENCE, RowSpec, parse_rows  # noqa: E402
 
 # Paper section 7.3: fixed input length, 1024 output tokens.
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
@@ -37,6 +37,7 @@ OUTPUT_TOKENS = 1024
 CPU_CONTEXTS, CPU_CONCURRENCIES, CPU_OUTPUT_TOKENS = (64, 256), (1, 2), 8
 DEFAULT_KEYS = (REFERENCE, "mxfp8", DIRECT, "mean:request", "mean", "channels16+4/6")
 CHECK_TOKENS = 200
+BASELINES = ("sdpa", "eager", "flash_attention_2")
 
 
 class Engine(Protocol):
@@ -63,13 +64,21 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Case:
+    """One point. ``model`` (with its dtype) and ``prefill_tokens`` are part of the name: rows of
+    another model or chunk size are other rows."""
+
     length: int
     concurrency: int
     output_tokens: int
+    model: str
+    prefill_tokens: int
 
     @property
     def name(self) -> str:
-        return f"prompt={self.length} concurrency={self.concurrency} output={self.output_tokens}"
+        return (
+            f"{self.model}, prompt={self.length} concurrency={self.concurrency} "
+            f"output={self.output_tokens} prefill-tokens={self.prefill_tokens}"
+        )
 
 
 @dataclass
@@ -150,6 +159,77 @@ def rows_of(
     return rows
 
 
+def cache_rows(keys: str | None) -> list[RowSpec]:
+    """The rows of --formats.
+
+    Raises:
+        ValueError: a key that parse_rows() does not know, or whose cache an engine here cannot hold:
+            MpfaCache has no per-tensor FP8, no directions and no K centred alone, and takes its means
+            either from the calibration or from a request's first step, the latter without channels.
+    """
+    rows = parse_rows(keys, DEFAULT_KEYS)
+    for row in rows:
+        other_stats = row.centred_choice or row.stats == "first" or not row.centre_q
+        if row.cache_format is None or other_stats or (row.takes_own_means and row.channels > 0):
+            raise ValueError(
+                f"formats: {row.key!r} is not available here; use bf16, mxfp8, none, mean, "
+                "mean:request, channelsC or mean+channelsC, with +4/6 where wanted"
+            )
+    return rows
+
+
+def chosen_baselines(text: str) -> list[str]:
+    """ValueError for a name that is not in BASELINES, or given twice."""
+    names = text.split(",")
+    if len(set(names)) != len(names) or not set(names) <= set(BASELINES):
+        raise ValueError(
+            f"baselines: must be different names of {', '.join(BASELINES)}, got {text!r}"
+        )
+    return names
+
+
+def plugged_in(targets: Sequence[str], arguments: argparse.Namespace) -> list[Engine]:
+    """The engines of --engine; ValueError if one is not there or lacks a method of Engine."""
+    engines: list[Engine] = []
+    for target in targets:
+        module, _, function = target.partition(":")
+        try:
+            make = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"engine: must be MODULE:FUNCTION, got {target!r} ({error})"
+            ) from error
+        engines += make(arguments)
+    methods = ("refusal", "prefill", "step", "cache_bytes", "release")
+    for engine in engines:
+        lacking = [m for m in methods if not callable(getattr(engine, m, None))]
+        if lacking or not isinstance(getattr(engine, "name", None), str):
+            raise ValueError(
+                f"engine: {type(engine).__name__} lacks {', '.join(lacking) or 'a name'}"
+            )
+    return engines
+
+
+def check_tokens(engine: Engine, prompts: torch.Tensor) -> None:
+    """A prefill and a step of an engine from elsewhere, before anything is timed. It shows no logits, so
+    only the form of its tokens is checked, not which they are.
+
+    Raises:
+        RuntimeError: not int64 [B] on the host.
+    """
+    try:
+        for what, tokens in (("prefill", engine.prefill(prompts, 2)), ("step", engine.step())):
+            right = isinstance(tokens, torch.Tensor) and tokens.device.type == "cpu"
+            if not right or tokens.dtype != torch.int64 or tokens.shape != (len(prompts),):
+                raise RuntimeError(
+                    f"{engine.name}: {what}() must give int64 [{len(prompts)}] on the host, got "
+                    f"{getattr(tokens, 'dtype', type(tokens).__name__)} "
+                    f"{list(getattr(tokens, 'shape', []))}; nothing was timed"
+                )
+    finally:
+        engine.release()
+
+
 def print_case(case: Case, results: dict[str, Measurement], skipped: dict[str, str]) -> None:
     print(f"\n{case.name}")
     if results:
@@ -182,7 +262,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="random weights in this shape (default: llama-3.1-8b on a GPU, tiny on a CPU)",
     )  # fmt: skip
     parser.add_argument("--formats", help=f"rows as in docs/accuracy.md ({','.join(DEFAULT_KEYS)})")
-    parser.add_argument("--baselines", default="sdpa", help="sdpa,eager,flash_attention_2 (sdpa)")
+    parser.add_argument("--baselines", default="sdpa", help=f"{','.join(BASELINES)} (sdpa)")
     parser.add_argument("--contexts", type=integers, help="prompt tokens (4096 to 131072)")
     parser.add_argument("--concurrency", type=integers, help="requests at a time (1,8,16)")
     parser.add_argument("--output-tokens", type=int, help="per request, at least 2 (1024)")
@@ -211,6 +291,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name, least in (("output_tokens", 2), ("runs", 1), ("prefill_tokens", 1)):
         if getattr(arguments, name) < least:
             parser.error(f"--{name.replace('_', '-')}: must be >= {least}")
+    # why before the work: loading a model takes minutes.
+    try:
+        arguments.rows = cache_rows(arguments.formats)
+        arguments.baselines = chosen_baselines(arguments.baselines)
+        arguments.gpu = find_gpu()
+        arguments.common = context("measured", arguments.gpu, arguments.commit)
+        check_target(arguments.json, arguments.common)
+    except ValueError as error:
+        parser.error(str(error))
     return arguments
 
 
@@ -219,33 +308,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.serving_models import load
 
     arguments = parse(argv)
+    try:
+        others = plugged_in(arguments.engine, arguments)
+    except ValueError as error:
+        print(f"serving: {error}", file=sys.stderr)
+        return 2
     model, source = load(arguments.model, arguments.shape)
-    rows = parse_rows(arguments.formats, DEFAULT_KEYS)
-    without_cache = [row.key for row in rows if row.cache_format is None]
-    if without_cache:
-        raise ValueError(f"formats: no cache of mpfa has {', '.join(without_cache)}")
-    baselines = arguments.baselines.split(",")
-    own = make_engines(model, rows, baselines, arguments.prefill_tokens)
-    engines: list[Engine] = list(own)
-    for target in arguments.engine:
-        module, _, function = target.partition(":")
-        engines += getattr(importlib.import_module(module), function)(arguments)
-    gpu = find_gpu() if model.device.type == "cuda" else None
-    common = context("measured", gpu, arguments.commit)
-    print(f"{source} in {model.dtype} on {gpu.name if gpu else 'the CPU'}; {arguments.runs} runs")
+    own = make_engines(model, arguments.rows, arguments.baselines, arguments.prefill_tokens)
+    engines: list[Engine] = [*own, *others]
+    if len({engine.name for engine in engines}) != len(engines):
+        names = ", ".join(engine.name for engine in engines)
+        print(f"serving: engine: the names must differ, got {names}", file=sys.stderr)
+        return 2
+    gpu, common = arguments.gpu, arguments.common
+    print(f"{source} on {gpu.name if gpu else 'the CPU'}; {arguments.runs} runs")
     prompts = random_prompts(model, 1, CHECK_TOKENS, seed=3)
-    for engine in own[len(baselines) :]:
-        if engine.refusal(CHECK_TOKENS, 1, 1) is None:
+    for engine in engines[1:]:
+        reason = engine.refusal(CHECK_TOKENS, 1, 2)
+        if reason is not None:
+            print(f"  {engine.name}: not checked: {reason}")
+        elif engine in others:
+            check_tokens(engine, prompts)
+            print(f"  {engine.name}: the form of its tokens is right; its logits are not compared")
+        else:
             error = check(engine, own[0], prompts)
             print(f"  {engine.name}: logits at relative L2 {error:.4f} to {own[0].name}")
     for length in arguments.contexts:
         for concurrency in arguments.concurrency:
-            case = Case(length, concurrency, arguments.output_tokens)
+            case = Case(
+                length, concurrency, arguments.output_tokens, source, arguments.prefill_tokens
+            )
             prompts = random_prompts(model, concurrency, length, seed=length)
             results, skipped = measure(engines, case, prompts, arguments.runs)
             print_case(case, results, skipped)
             if arguments.json is not None and results:
-                save(arguments.json, rows_of(case, results, engines[0].name, common, source))
+                save(arguments.json, rows_of(case, results, engines[0].name, common, None))
     return 0
 
 

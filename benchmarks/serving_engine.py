@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.serving_models import preallocated_cache
+from benchmarks.serving_models import SHORT, preallocated_cache
 from mpfa.accuracy.models import Geometry
 from mpfa.accuracy.rows import RowSpec
 from mpfa.integrations.transformers import MpfaCache, calibrate_model
@@ -19,7 +19,6 @@ CALIBRATION_TOKENS = 1024
 # Of the logits, relative L2 to the model's own attention. Measured on the CPU, shape tiny: bf16 0.04,
 # mxfp8 0.12, none 0.23; a cache of other tokens, or of the same in another order, 1.1 and above.
 CHECK_LIMIT = 0.5
-_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 class TransformersEngine:
@@ -139,7 +138,7 @@ def make_engines(
     """The model's own attentions first, then one engine per row."""
     engines = [
         TransformersEngine(
-            f"{name} {_SHORT[model.dtype]}", model, name,
+            f"{name} {SHORT[model.dtype]}", model, name,
             lambda batch, tokens: preallocated_cache(model, batch, tokens), None, prefill_tokens,
         )
         for name in baselines

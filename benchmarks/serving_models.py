@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Published shapes; how long something takes does not depend on the weights. Positions beyond those
 # that the models were trained for are allowed for the same reason.
 SHAPES = {
@@ -32,18 +35,21 @@ SHAPES = {
 def load(name: str | None, shape: str | None) -> tuple[torch.nn.Module, str]:
     """(model in eval mode, what it is): pretrained ``name``, or random weights in ``shape``.
 
-    bf16 on a GPU, fp32 on a CPU.
+    bf16 on a GPU, fp32 on a CPU. What it is names the model (of a folder only the last part, with the
+    number of parameters), where its weights are from, and the dtype: "tiny with random weights, fp32".
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if name is not None:
         config = AutoConfig.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype)
-        return model.to(device).eval(), str(name)
+        called = Path(name).resolve().name if Path(name).is_dir() else name
+        count = sum(p.numel() for p in model.parameters())
+        return model.to(device).eval(), f"{called} ({count / 1e6:.0f}M parameters), {SHORT[dtype]}"
     torch.manual_seed(0)
     with device:
         model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=dtype)
-    return model.eval(), f"{shape} with random weights"
+    return model.eval(), f"{shape} with random weights, {SHORT[dtype]}"
 
 
 class SlabLayer(CacheLayerMixin):

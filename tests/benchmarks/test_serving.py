@@ -72,7 +72,7 @@ class CountingEngine:
         self.calls: list[tuple] = []
 
     def refusal(self, length: int, concurrency: int, output_tokens: int) -> str | None:
-        return "too long for it" if length > 70 else None
+        return "too long for it" if length == 80 else None
 
     def prefill(self, prompts: torch.Tensor, output_tokens: int) -> torch.Tensor:
         self.calls.append((*prompts.shape, output_tokens))
@@ -80,7 +80,7 @@ class CountingEngine:
 
     def step(self) -> torch.Tensor:
         self.calls.append(("step",))
-        return torch.zeros(1)
+        return torch.zeros(self.calls[-2][0], dtype=torch.int64)
 
     def cache_bytes(self) -> int:
         return 1 << 20
@@ -100,13 +100,17 @@ def test_command(tmp_path, capsys, monkeypatch) -> None:
     out = tmp_path / "cpu.json"
     arguments = [
         "--formats", "mean:request", "--contexts", "64,80", "--concurrency", "2",
-        "--output-tokens", "2", "--runs", "2", "--engine", "serving_plugin:engines",
+        "--output-tokens", "2", "--runs", "2", "--baselines", "sdpa,eager",
+        "--engine", "serving_plugin:engines",
         "--json", str(out), "--commit", "abc",
     ]  # fmt: skip
     assert serving.main(arguments) == 0
     found = rows.load(out)  # validates the schema
-    cases = ["prompt=64 concurrency=2 output=2", "prompt=80 concurrency=2 output=2"]
-    impls = ["sdpa fp32", "mpfa bf16", "mpfa mean:request"]
+    cases = [
+        f"tiny with random weights, fp32, prompt={n} concurrency=2 output=2 prefill-tokens=131072"
+        for n in (64, 80)
+    ]
+    impls = ["sdpa fp32", "eager fp32", "mpfa bf16", "mpfa mean:request"]
     assert {(r["case"], r["impl"]) for r in found} == {
         *((c, i) for c in cases for i in impls), (cases[0], "counting"),
     }  # fmt: skip
@@ -117,10 +121,12 @@ def test_command(tmp_path, capsys, monkeypatch) -> None:
     ]  # fmt: skip
     # A warm-up of one prefill and one step, and two runs of the same.
     run = [(2, 64, 2), ("step",), ("release",)]
-    assert counting.calls == 3 * run
+    assert counting.calls == [(1, 20, 2), ("step",), ("release",), *3 * run]
     printed = capsys.readouterr().out
     assert "counting: skipped: too long for it" in printed
-    assert "mpfa mean:request: logits at relative L2" in printed
+    for name in ("eager fp32", "mpfa bf16", "mpfa mean:request"):
+        assert f"{name}: logits at relative L2" in printed
+    assert "counting: the form of its tokens is right; its logits are not compared" in printed
     by_key = {(r["impl"], r["metric"]): r for r in found if r["case"] == cases[0]}
     # K and V fp32 of 2 layers, 2 requests, 2 heads, 66 tokens.
     assert by_key["sdpa fp32", "KV cache"]["value"] == pytest.approx(
@@ -137,7 +143,7 @@ def test_figures() -> None:
     base = serving.Measurement([2.0, 4.0, 3.0], [0.2, 0.2, 0.2], [10.0, 10.0, 10.0], 1 << 21)
     ours = serving.Measurement([1.0, 1.5, 3.0], [0.1, 0.05, 0.1], [5.0, 5.0, 4.0], 1 << 20)
     common = rows.context("measured", "a test", "abc")
-    case = serving.Case(64, 2, 10)
+    case = serving.Case(64, 2, 10, "m", 99)
     found = serving.rows_of(case, {"base": base, "ours": ours}, "base", common, None)
     values = {(r["impl"], r["metric"]): (r["value"], r["ratio_to"]) for r in found}
     assert values["base", "TTFT"] == (3000.0, None)
@@ -155,14 +161,86 @@ def test_without_a_gpu_the_papers_sizes_are_skipped(monkeypatch, capsys) -> None
     assert (arguments.contexts, arguments.shape) == (serving.CPU_CONTEXTS, "tiny")
     assert "4096, 8192, 16384, 32768, 65536, 131072 are skipped" in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(serving, "find_gpu", lambda: rows.Gpu("NVIDIA B200", "1", (10, 0)))
     arguments = serving.parse([])
     assert (arguments.contexts, arguments.concurrency) == (serving.CONTEXTS, (1, 8, 16))
     assert (arguments.output_tokens, arguments.shape) == (1024, "llama-3.1-8b")
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["fp8", "mean+channels15:request", "mean+channels15+4/6:first32", "channels16:centred", "kmean",
+     "kmean+channels15", "mean:first256", "eigen16", "nonsense"],
+)  # fmt: skip
+def test_keys_that_no_engine_holds(key, monkeypatch, capsys) -> None:
+    """One line before any model is loaded; else their rows would carry a name that is not theirs."""
+    monkeypatch.setattr(serving_models, "load", lambda *args: pytest.fail("a model was loaded"))
+    with pytest.raises(SystemExit) as stop:
+        serving.main(["--formats", f"mean,{key}", "--shape", "tiny"])
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert stop.value.code == 2 and "error: formats: " in message and repr(key) in message
+
+
+def test_keys_that_engines_hold() -> None:
+    keys = "mxfp8,none,none+4/6,mean,mean:request,mean+4/6:request,channels3,mean+channels15+4/6"
+    assert [row.key for row in serving.cache_rows(keys)] == ["bf16", *keys.split(",")]
+    assert [row.key for row in serving.cache_rows(None)] == list(serving.DEFAULT_KEYS)
+
+
+def test_baselines_and_engines_are_checked_first(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(serving_models, "load", lambda *args: pytest.fail("a model was loaded"))
+    for names in ("sdpa,spda", "sdpa,sdpa"):
+        with pytest.raises(SystemExit):
+            serving.parse(["--baselines", names])
+        assert "baselines: must be different names of sdpa, eager" in capsys.readouterr().err
+    plugin = types.ModuleType("serving_plugin")
+    plugin.engines = lambda arguments: [types.SimpleNamespace(name="half", step=print)]
+    monkeypatch.setitem(sys.modules, "serving_plugin", plugin)
+    for target, message in (
+        ("serving_plugin:engines", "engine: SimpleNamespace lacks refusal, prefill, cache_bytes"),
+        ("serving_plugin:none", "engine: must be MODULE:FUNCTION, got 'serving_plugin:none'"),
+        ("no_such_plugin:engines", "engine: must be MODULE:FUNCTION"),
+        ("serving_plugin", "engine: must be MODULE:FUNCTION"),
+    ):
+        assert serving.main(["--engine", target]) == 2
+        assert message in capsys.readouterr().err
+    engine = CountingEngine()
+    serving.check_tokens(engine, torch.zeros(2, 8, dtype=torch.int64))
+    engine.step = lambda: torch.zeros(2)
+    with pytest.raises(RuntimeError, match=r"counting: step\(\) must give int64 \[2\] on the host"):
+        serving.check_tokens(engine, torch.zeros(2, 8, dtype=torch.int64))
+    assert engine.calls[-1] == ("release",)
+    common = rows.context("measured", rows.Gpu("NVIDIA B200", "1", (10, 0)), "abc")
+    rows.save(tmp_path / "b200.json", [rows.make_row("b", "c", "i", "m", 1.0, "us", common)])
+    monkeypatch.setattr(serving, "find_gpu", lambda: rows.Gpu("NVIDIA H200", "1", (9, 0)))
+    with pytest.raises(SystemExit):
+        serving.parse(["--json", str(tmp_path / "b200.json")])
+    assert (
+        "b200.json: holds rows measured on NVIDIA B200 and NVIDIA H200" in capsys.readouterr().err
+    )
+
+
+def test_models_do_not_replace_each_others_rows(tmp_path) -> None:
+    """Nor do dtypes and chunk sizes: all are in the case's name."""
+    out = tmp_path / "b200.json"
+    common = rows.context("measured", rows.Gpu("NVIDIA B200", "1", (10, 0)), "abc")
+    m = serving.Measurement([1.0], [0.1], [2.0], 10)
+    for model, tokens in (("a, bf16", 64), ("b, bf16", 64), ("a, fp16", 64), ("a, bf16", 32)):
+        case = serving.Case(8192, 1, 1024, model, tokens)
+        rows.save(out, serving.rows_of(case, {"sdpa": m}, "sdpa", common, None))
+    assert len(rows.load(out)) == 40
+
+
+def test_what_a_model_is_called(model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert serving_models.load(None, "tiny")[1] == "tiny with random weights, fp32"
+    model.save_pretrained(tmp_path / "own")
+    called = serving_models.load(str(tmp_path / "own"), None)[1]
+    assert called == "own (1M parameters), fp32"
+
+
 def test_refusals(model, engines, monkeypatch, capsys) -> None:
-    with pytest.raises(ValueError, match="formats: no cache of mpfa has fp8"):
-        serving.main(["--formats", "fp8", "--shape", "tiny"])
     with pytest.raises(SystemExit):
         serving.parse(["--output-tokens", "1"])
     assert "--output-tokens: must be >= 2" in capsys.readouterr().err
@@ -193,6 +271,6 @@ def test_results_are_merged(tmp_path) -> None:
     common = rows.context("measured", "a test", "abc")
     m = serving.Measurement([1.0], [0.1], [2.0], 1 << 20)
     for length in (64, 128, 64):
-        case = serving.Case(length, 1, 8)
+        case = serving.Case(length, 1, 8, "m", 99)
         rows.save(out, serving.rows_of(case, {"sdpa bf16": m}, "sdpa bf16", common, None))
     assert len(json.loads(out.read_text())) == 20
