@@ -69,10 +69,11 @@ def main(arguments: argparse.Namespace) -> int:
     from mpfa.accuracy.plots import PlotsUnavailableError
 
     try:
-        if arguments.tasks:
+        if arguments.tasks is not None:
             from mpfa.accuracy import tasks
 
             return tasks.main(arguments)
+        tasks_options.refuse_without_tasks(arguments)
         return _run(arguments)
     except ValueError as error:
         return _refuse(error, 2)
@@ -112,7 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from mpfa import doctor
-    from mpfa.accuracy import models, plots, report
+    from mpfa.accuracy import models, outputs, plots, report
     from mpfa.accuracy.evaluate import Evaluation, SyntheticEvaluation
     from mpfa.accuracy.rows import DEFAULT_KEYS, FULL_KEYS, QUICK_KEYS, parse_rows
 
@@ -124,9 +125,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.plots is not None:
         plots.require_matplotlib()
     for name in ("json", "markdown"):
-        path = getattr(arguments, name)
-        if path is not None and not Path(path).resolve().parent.is_dir():
-            raise ValueError(f"{name}: {path} is in no existing folder")
+        outputs.check_file(name, getattr(arguments, name))
+    for name in ("plots", "store"):
+        outputs.check_folder(name, getattr(arguments, name))
     if arguments.model == SYNTHETIC:
         evaluation, name = SyntheticEvaluation(settings, rows), SYNTHETIC
     else:
@@ -142,7 +143,8 @@ def _run(arguments: argparse.Namespace) -> int:
     finally:
         evaluation.progress.clear()
     analysis = report.Analysis(measured, evaluation.geometry, settings.window, settings.seed)
-    print("\n" + report.format_table(analysis.reports))
+    note = report.interval_note(analysis)
+    print("\n" + report.format_table(analysis.reports) + (f"\n{note}" if note else ""))
     if name == SYNTHETIC:
         print("\nrel L2 by case\n" + report.format_layers(analysis.reports, evaluation.layer_names))
     print(report.reading(analysis) + "\n", flush=True)
@@ -159,7 +161,8 @@ def _run(arguments: argparse.Namespace) -> int:
         Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if arguments.markdown is not None:
         Path(arguments.markdown).write_text(
-            report.format_markdown(analysis.reports), encoding="utf-8"
+            report.format_markdown(analysis.reports) + (f"{note}\n" if note else ""),
+            encoding="utf-8",
         )
     if arguments.plots is not None:
         written = plots.write_all(

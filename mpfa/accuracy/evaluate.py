@@ -16,6 +16,7 @@ from mpfa.accuracy import text as prose
 from mpfa.accuracy.attention import CapturingRunner, CollectingRunner, LayerOptions, forward
 from mpfa.accuracy.metrics import AttentionErrors, TokenScores, concatenate
 from mpfa.accuracy.models import Geometry, LanguageModel
+from mpfa.accuracy.outputs import check_seed
 from mpfa.accuracy.progress import ProgressBar
 from mpfa.accuracy.rows import REFERENCE, RowSpec
 from mpfa.accuracy.samples import AttentionSamples, Tensors
@@ -53,6 +54,7 @@ class AccuracySettings:
                 raise ValueError(f"{name}: must be >= {least}, got {getattr(self, name)}")
         if not self.error_tokens >= 1:
             raise ValueError(f"error_tokens: must be >= 1, got {self.error_tokens}")
+        check_seed(self.seed)
 
     @property
     def num_windows(self) -> int:
@@ -88,7 +90,8 @@ class Reference:
 class RowStore:
     """Finished rows in a folder, so that a run that was cut short goes on where it stopped.
 
-    The key holds what was measured (model, texts, lengths, row), not the version of the code.
+    The key holds what was measured (the model's name and content, texts, lengths, row), not
+    the version of the code.
     """
 
     folder: Path | None
@@ -157,8 +160,11 @@ class Evaluation:
         self.language, self.settings, self.rows = language, settings, rows
         s = settings
         self.windows = prose.scored_windows(language.tokenizer, s.num_windows, s.window, s.text)
-        self.calibration = prose.tokens_of(language.tokenizer, s.calibration, s.calibration_tokens)
-        self.store = RowStore(store, self._identity())
+        self.calibration = prose.tokens_of(
+            language.tokenizer, s.calibration, s.calibration_tokens, name="calibration"
+        )
+        prose.require_disjoint(self.windows, self.calibration, s.text, s.calibration)
+        self.store = RowStore(store, {} if store is None else self._identity())
         self.statistics: Statistics | None = None
         self.samples: AttentionSamples | None = None
         self.reference = Reference()
@@ -196,6 +202,7 @@ class Evaluation:
         s = self.settings
         return {
             "model": self.language.name,
+            "content": self.language.fingerprint(),
             "layers": self.language.num_layers,
             "scored": hashlib.sha256(self.windows.numpy().tobytes()).hexdigest(),
             "shape": list(self.windows.shape),

@@ -10,6 +10,9 @@ import torch
 # Neighbouring tokens share context, so the bootstrap draws blocks of them and not single tokens.
 BOOTSTRAP_BLOCK = 64
 BOOTSTRAP_SAMPLES = 2000
+# Measured coverage of the nominal 95 % interval, skewed values that move together within a block:
+# 8 blocks 90 %, 16: 91 %, 24: 93 %, 32: 93 to 95 %. Fewer blocks say nothing that is worth printing.
+MIN_BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,19 @@ class BlockSums:
     @property
     def mean(self) -> torch.Tensor:
         return self.sums.sum(dim=-1) / self.counts.sum()
+
+
+def whole_blocks(counts: torch.Tensor) -> int:
+    """How many blocks an interval rests on: those of ``counts`` [C], or the tokens for so many."""
+    return min(len(counts), int(counts.sum()) // BOOTSTRAP_BLOCK)
+
+
+def too_few_blocks(count: int) -> str:
+    """Why there is no interval."""
+    return (
+        f"{count} block{'' if count == 1 else 's'} of {BOOTSTRAP_BLOCK} tokens, fewer than the "
+        f"{MIN_BLOCKS} that an interval needs"
+    )
 
 
 def block_sums(values: torch.Tensor, block: int = BOOTSTRAP_BLOCK) -> BlockSums:

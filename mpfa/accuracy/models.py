@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +40,34 @@ class LanguageModel(Geometry):
         model: transformers causal language model, fp32, eval mode.
         tokenizer: its tokenizer.
         name: for headers and results.
+        folder: that it was loaded from, None for one made in memory.
     """
 
     model: torch.nn.Module
     tokenizer: object
     name: str
+    folder: Path | None = None
+
+    def fingerprint(self) -> str:
+        """Tells models of the same name apart: configuration, samples of all weights, files.
+
+        Of each weight 1024 values spread over it are hashed: all of a large model would take
+        minutes, and its files' sizes and times stand for the rest.
+        """
+        digest = hashlib.sha256()
+        config = self.model.config.to_dict()
+        kept = {k: v for k, v in config.items() if k[0] != "_" and "implementation" not in k}
+        digest.update(json.dumps(kept, sort_keys=True, default=str).encode())
+        for name, weight in self.model.state_dict().items():
+            flat = weight.detach().flatten()
+            sample = flat[:: max(1, flat.numel() // 1024)].double().cpu().contiguous()
+            digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
+            digest.update(sample.numpy().tobytes())
+        files = [] if self.folder is None else sorted(self.folder.resolve().iterdir())
+        for path in files:
+            status = path.stat()
+            digest.update(f"{path} {status.st_size} {status.st_mtime_ns}".encode())
+        return digest.hexdigest()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 [n, V] of final hidden states [n, hidden]."""
@@ -164,11 +189,16 @@ def load_directory(
     except (OSError, KeyError) as error:
         raise ValueError(f"model: {folder} cannot be loaded: {error}") from error
     model.eval()
-    return wrap(model, tokenizer, num_layers, name=name or folder.name)
+    return wrap(model, tokenizer, num_layers, name=name or folder.resolve().name, folder=folder)
 
 
 def wrap(
-    model: torch.nn.Module, tokenizer: object, num_layers: int | None = None, *, name: str
+    model: torch.nn.Module,
+    tokenizer: object,
+    num_layers: int | None = None,
+    *,
+    name: str,
+    folder: Path | None = None,
 ) -> LanguageModel:
     """A loaded transformers model with the geometry of its attention layers."""
     text = model.config.get_text_config(decoder=True)
@@ -192,6 +222,7 @@ def wrap(
         model=model,
         tokenizer=tokenizer,
         name=name,
+        folder=folder,
     )
 
 

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
 from mpfa.accuracy.evaluate import AccuracySettings, RowMeasurement
 from mpfa.accuracy.metrics import (
+    MIN_BLOCKS,
     BlockSums,
     block_sums,
     mean_interval,
     percentile_interval,
     recovered,
     resample,
+    too_few_blocks,
+    whole_blocks,
 )
 from mpfa.accuracy.models import Geometry
 from mpfa.accuracy.rows import BASELINE, DIRECT, REFERENCE, RowSpec
@@ -26,13 +30,15 @@ KIND = "reference emulation on the CPU; no GPU kernel ran"
 
 @dataclass(frozen=True)
 class Value:
-    """A number and its 95% bootstrap interval over blocks of tokens."""
+    """A number and its 95% bootstrap interval over blocks of tokens; None where they are too few."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def text(self, digits: int, scale: float = 1.0) -> str:
+        if self.low is None:
+            return f"{scale * self.value:.{digits}f}"
         numbers = (f"{scale * x:.{digits}f}" for x in (self.value, self.low, self.high))
         return "{} ({}..{})".format(*numbers)
 
@@ -79,6 +85,11 @@ class Analysis:
     ) -> None:
         self.geometry = geometry
         self._seed, self._window = seed, window
+        first = measured[0]
+        self.error_blocks = whole_blocks(first.errors.counts)
+        self.token_blocks = (
+            None if first.scores is None else whole_blocks(self._blocks(first.scores.kl).counts)
+        )
         self._by_key = {m.row.key: m for m in measured}
         self.reports = [self._report(m) for m in measured]
         self.by_key = {r.row.key: r for r in self.reports}
@@ -88,7 +99,14 @@ class Analysis:
 
     def _mean(self, values: torch.Tensor) -> Value:
         blocks = self._blocks(values)
+        if self.token_blocks < MIN_BLOCKS:
+            return Value(float(blocks.mean), None, None)
         return Value(float(blocks.mean), *mean_interval(blocks, self._seed))
+
+    def _error_value(self, value: float, interval: Callable[[int], tuple[float, float]]) -> Value:
+        if self.error_blocks < MIN_BLOCKS:
+            return Value(value, None, None)
+        return Value(value, *interval(self._seed))
 
     def _losses(self, measured: RowMeasurement) -> dict[str, BlockSums]:
         """KL and increase of the NLL, whose mean is 0 for the reference."""
@@ -103,7 +121,12 @@ class Analysis:
         if measured.scores is None or direct is None:
             return {"kl": None, "nll": None}
         own, worst = self._losses(measured), self._losses(direct)
-        return {name: Value(*recovered(own[name], worst[name], self._seed)) for name in own}
+        values = {}
+        for name in own:
+            value, low, high = recovered(own[name], worst[name], self._seed)
+            few = self.token_blocks < MIN_BLOCKS
+            values[name] = Value(value, None, None) if few else Value(value, low, high)
+        return values
 
     def _report(self, measured: RowMeasurement) -> RowReport:
         row, scores, errors = measured.row, measured.scores, measured.errors
@@ -113,7 +136,7 @@ class Analysis:
         if scores is not None:
             nll = self._mean(scores.nll)
             perplexity = Value(
-                *torch.tensor([nll.value, nll.low, nll.high]).double().exp().tolist()
+                *(None if x is None else math.exp(x) for x in (nll.value, nll.low, nll.high))
             )
             increase = self._mean(scores.nll - self._by_key[REFERENCE].scores.nll)
             kl, top1 = self._mean(scores.kl), self._mean(scores.top1)
@@ -128,9 +151,9 @@ class Analysis:
             top1=top1,
             rec_kl=rec["kl"],
             rec_nll=rec["nll"],
-            rel_l2=Value(float(rel_l2.mean()), *errors.rel_l2_interval(self._seed)),
+            rel_l2=self._error_value(float(rel_l2.mean()), errors.rel_l2_interval),
             rel_l2_worst=float(rel_l2.max()),
-            cosine=Value(float(cosine.mean()), *errors.cosine_interval(self._seed)),
+            cosine=self._error_value(float(cosine.mean()), errors.cosine_interval),
             rel_l2_by_layer=rel_l2.mean(dim=1).tolist(),
             cosine_by_layer=cosine.mean(dim=1).tolist(),
             seconds=measured.seconds,
@@ -165,6 +188,15 @@ def _notes(reports: Sequence[RowReport]) -> list[str]:
         if r.row.note:
             keys.setdefault(r.row.note, []).append(r.row.key)
     return [f"* {', '.join(names)}: {note}" for note, names in keys.items()]
+
+
+def interval_note(analysis: Analysis) -> str | None:
+    """Why numbers of the table have no interval; None where all have one."""
+    counts = {"scored": analysis.token_blocks, "attention error": analysis.error_blocks}
+    few = {what: n for what, n in counts.items() if n is not None and n < MIN_BLOCKS}
+    if not few:
+        return None
+    return "No interval: " + "; ".join(f"{what}: {too_few_blocks(n)}" for what, n in few.items())
 
 
 def format_table(reports: Sequence[RowReport]) -> str:
@@ -208,10 +240,12 @@ def _cells(r: RowReport, has_tokens: bool, has_rec: bool) -> tuple[str, ...]:
     if has_tokens and is_reference:
         cells += [f"{r.perplexity.value:.3f}", "0", "0", "100"]
     elif has_tokens:
-        spread = (r.nll_increase.high - r.nll_increase.low) / 2
+        increase = f"{1e3 * r.nll_increase.value:+.1f}"
+        if r.nll_increase.low is not None:
+            increase += f" +-{1e3 * (r.nll_increase.high - r.nll_increase.low) / 2:.1f}"
         cells += [
             f"{r.perplexity.value:.3f}",
-            f"{1e3 * r.nll_increase.value:+.1f} +-{1e3 * spread:.1f}",
+            increase,
             r.kl.text(1, 1e3),
             f"{100 * r.top1.value:.1f}",
         ]
@@ -228,6 +262,9 @@ def reading(analysis: Analysis) -> str:
     rows = [r for r in analysis.reports if r.row.format == "qk4pv8" and not r.row.is_eigen]
     if not rows:
         return "Reading: no qk4pv8 row was run."
+    blocks = analysis.error_blocks if rows[0].kl is None else analysis.token_blocks
+    if blocks < MIN_BLOCKS:
+        return f"Reading: none; {too_few_blocks(blocks)}. More --tokens give one."
     if rows[0].kl is None:
         best = min(rows, key=lambda r: r.rel_l2.value)
         return f"Reading: smallest attention error of qk4pv8 is {best.row.key}'s."

@@ -133,7 +133,8 @@ _PLAIN_ROWS = {
 _NOTES = {
     "request": "means of each request's own prompt: a cached prefix cannot be shared",
     "first": "means of each request's first tokens, as chunked prefill freezes them",
-    "eigen": "a study: directions instead of channels, no cache format of mpfa",
+    "eigen": "a study: directions instead of channels for a lower residual energy, no cache format of "
+    "mpfa and no upper bound",
     "k": "a study: only K is centred",
     "centred": "a study: channels chosen as for mean+channels, but nothing is centred",
 }
@@ -233,9 +234,14 @@ def parse_rows(keys: str | None, default: tuple[str, ...] = DEFAULT_KEYS) -> lis
     """Rows of a comma-separated list, bf16 first because the others are measured against it.
 
     Raises:
-        ValueError: as parse_row().
+        ValueError: as parse_row(); two keys of the same row.
     """
     wanted = list(default) if keys is None else [key.strip() for key in keys.split(",")]
     rows = [parse_row(key) for key in wanted]
     unique = list(dict.fromkeys(row for row in rows if row.key != REFERENCE))
+    first: dict[RowSpec, str] = {}
+    for row in unique:
+        other = first.setdefault(replace(row, key="", note=""), row.key)
+        if other != row.key:
+            raise ValueError(f"formats: {other!r} and {row.key!r} are the same row")
     return [_PLAIN_ROWS[REFERENCE], *unique]

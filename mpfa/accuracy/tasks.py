@@ -18,7 +18,9 @@ import torch
 
 from mpfa import doctor
 from mpfa.accuracy import models, tasks_report, text
+from mpfa.accuracy.outputs import check_file, check_seed
 from mpfa.accuracy.rows import BASELINE, DIRECT, REFERENCE, RowSpec, parse_rows
+from mpfa.accuracy.tasks_options import with_defaults
 from mpfa.accuracy.tasks_specs import TaskSpec, select_tasks
 from mpfa.stats import SmoothingStats
 from mpfa.support import supports
@@ -47,9 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
         ValueError: a bad argument.
         ModelUnavailableError: lm_eval or transformers is not installed.
     """
-    missing = [name for name in ("lm_eval", "transformers") if not _installed(name)]
-    if missing:
-        raise models.ModelUnavailableError(f"--tasks needs {' and '.join(missing)}; run: {INSTALL}")
+    arguments = with_defaults(arguments)
     specs = select_tasks(arguments.tasks, arguments.shots, arguments.ruler_length)
     rows = [_check_row(row) for row in parse_rows(arguments.formats, DEFAULT_KEYS)]
     _check_options(arguments)
@@ -57,13 +57,15 @@ def main(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ValueError(f"{name}: must be >= 1, got {value}")
+    check_seed(arguments.seed)
     if arguments.resume and arguments.json is None:
         raise ValueError("resume: needs --json PATH, the file to go on with")
     # why before the work: hours later is too late.
-    for name in ("json", "markdown"):
-        path = getattr(arguments, name)
-        if path is not None and not Path(path).resolve().parent.is_dir():
-            raise ValueError(f"{name}: {path} is in no existing folder")
+    check_file("json", arguments.json, replaced=True)
+    check_file("markdown", arguments.markdown)
+    missing = [name for name in ("lm_eval", "transformers") if not _installed(name)]
+    if missing:
+        raise models.ModelUnavailableError(f"--tasks needs {' and '.join(missing)}; run: {INSTALL}")
     evaluation = Evaluation(arguments, specs, rows)
     evaluation.run()
     document = evaluation.document
@@ -82,8 +84,9 @@ def _installed(name: str) -> bool:
 def _check_options(arguments: argparse.Namespace) -> None:
     """Refuses what the accuracy command takes and --tasks would ignore."""
     for name in ("text", "tokens", "window", "error_tokens", "plots", "store", "quick", "full"):
-        if getattr(arguments, name, None):
-            raise ValueError(f"{name}: not used with --tasks, got {getattr(arguments, name)!r}")
+        value = getattr(arguments, name, None)
+        if value is not None and value is not False:
+            raise ValueError(f"{name}: not used with --tasks, got {value!r}")
 
 
 def _check_row(row: RowSpec) -> RowSpec:
@@ -242,7 +245,9 @@ class Evaluation:
         if key not in self._stats:
             name = self._arguments.calibration
             path = text.CALIBRATION if name is None else Path(name)
-            ids = text.tokens_of(self._tokenizer, path, self._calibration_tokens)
+            ids = text.tokens_of(
+                self._tokenizer, path, self._calibration_tokens, name="calibration"
+            )
             self._stats[key] = self._calibrate_model(
                 self._model, ids, channels=row.channels, center=row.uses_mean
             )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 BOOTSTRAP_SAMPLES = 1000
+MIN_EXAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Score:
             None for the baseline itself.
         recovered: 1 - loss / (loss of the direct row), the paper's Rec.; None for baseline and
             direct, without a direct row, and where direct lost nothing.
-        interval: bootstrap 95% interval of ``recovered`` over the examples; None with it, and where
-            resampled direct losses reach 0, because a ratio to nothing has no interval.
+        interval: bootstrap 95% interval of ``recovered`` over the examples; None with it, of fewer than
+            8 examples, and where resampled direct losses reach 0, because a ratio to nothing has no
+            interval.
     """
 
     mean: float
@@ -82,6 +84,8 @@ def score(
 def _recovered_interval(
     losses: np.ndarray, direct_losses: np.ndarray, seed: int
 ) -> tuple[float, float] | None:
+    if len(losses) < MIN_EXAMPLES:
+        return None
     generator = np.random.default_rng(seed)
     ratios = []
     for _ in range(BOOTSTRAP_SAMPLES):
@@ -138,7 +142,7 @@ def table(document: dict, seed: int = 0) -> str:
                     key,
                     f"{s.mean:.3f} ± {s.error:.3f}",
                     "" if s.loss is None else f"{s.loss:+.3f} ± {s.loss_error:.3f}",
-                    _recovered_text(s, key == document["direct"]),
+                    _recovered_text(s, key == document["direct"], examples),
                 )
             )
             if s.recovered is not None:
@@ -161,12 +165,14 @@ def _values(document: dict, key: str, task: str) -> list[float]:
     return row["results"][task]["values"]
 
 
-def _recovered_text(s: Score, is_direct: bool) -> str:
+def _recovered_text(s: Score, is_direct: bool, examples: int) -> str:
     if is_direct:
         return "0% by definition"
     if s.recovered is None:
         return ""
     text = f"{100 * s.recovered:.0f}%"
+    if examples < MIN_EXAMPLES:
+        return text + f" (no interval: n < {MIN_EXAMPLES})"
     if s.interval is None:
         return text + " (not separable)"
     return text + f" ({100 * s.interval[0]:.0f}..{100 * s.interval[1]:.0f})"

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from mpfa import doctor
+from mpfa.accuracy.outputs import check_file
 from mpfa.accuracy.rows import RowSpec
 from mpfa.demo import report
 from mpfa.demo.model import MODEL_NAME, ModelUnavailableError, load_model
@@ -33,6 +34,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.prompt is not None:
         fields["prompt"] = arguments.prompt
     try:
+        check_file("json", arguments.json)
         settings = DemoSettings(**fields)
         rows = select_rows(arguments.formats.split(",") if arguments.formats else None)
     except ValueError as error:

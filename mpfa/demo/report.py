@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
-from mpfa.accuracy.metrics import bootstrap_interval
+from mpfa.accuracy.metrics import (
+    MIN_BLOCKS,
+    block_sums,
+    bootstrap_interval,
+    too_few_blocks,
+    whole_blocks,
+)
 from mpfa.demo.rows import BASELINE_KEY, DIRECT_KEY, REFERENCE_KEY
 from mpfa.demo.run import DemoSettings, RowResult
 
@@ -14,7 +20,9 @@ def format_table(results: list[RowResult]) -> str:
     lines = [HEADER]
     for r in results:
         is_reference = r.row.key == REFERENCE_KEY
-        low, high = r.kl_interval
+        kl = f"{r.kl:.4f}"
+        if r.kl_interval is not None:
+            kl += " ({:.4f}..{:.4f})".format(*r.kl_interval)
         lines.append(
             (
                 r.row.format + ("*" if r.row.note else ""),
@@ -22,7 +30,7 @@ def format_table(results: list[RowResult]) -> str:
                 f"{r.bytes_per_token_head:.0f}",
                 f"{r.ratio_to_bf16:.2f}x",
                 f"{r.perplexity:.3f}",
-                "0" if is_reference else f"{r.kl:.4f} ({low:.4f}..{high:.4f})",
+                "0" if is_reference else kl,
                 "100%" if is_reference else f"{100 * r.top1:.1f}%",
                 f"{r.rel_l2:.4f}",
             )
@@ -57,6 +65,9 @@ def reading(results: list[RowResult], seed: int) -> str:
     )
     if not ranked:
         return "Reading: only the bf16 reference was run."
+    blocks = whole_blocks(block_sums(results[0].scores.kl[None]).counts)
+    if blocks < MIN_BLOCKS:
+        return f"Reading: none; {too_few_blocks(blocks)}. More --tokens give one."
     parts = ["KL, worst first: " + ", ".join(f"{r.row.key} {r.kl:.4f}" for r in ranked)]
     best, direct, fp8 = best_low_bit(results), by_key.get(DIRECT_KEY), by_key.get(BASELINE_KEY)
     if best is not None and direct is not None and best is not direct and direct.kl > 0:
@@ -97,8 +108,8 @@ def as_json(
                 "ratio_to_bf16": r.ratio_to_bf16,
                 "perplexity": r.perplexity,
                 "kl": r.kl,
-                "kl_low": r.kl_interval[0],
-                "kl_high": r.kl_interval[1],
+                "kl_low": None if r.kl_interval is None else r.kl_interval[0],
+                "kl_high": None if r.kl_interval is None else r.kl_interval[1],
                 "kl_prefill": float(prompt.mean()),
                 "kl_decode": float(rest.mean()) if decode else None,
                 "top1": r.top1,

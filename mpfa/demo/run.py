@@ -16,8 +16,15 @@ from mpfa.accuracy.attention import (
     CollectingRunner,
     forward,
 )
-from mpfa.accuracy.metrics import TokenScores, bootstrap_interval
+from mpfa.accuracy.metrics import (
+    MIN_BLOCKS,
+    TokenScores,
+    block_sums,
+    bootstrap_interval,
+    whole_blocks,
+)
 from mpfa.accuracy.models import LanguageModel
+from mpfa.accuracy.outputs import check_seed
 from mpfa.accuracy.progress import ProgressBar
 from mpfa.accuracy.rows import RowSpec
 from mpfa.accuracy.samples import AttentionSamples
@@ -63,6 +70,7 @@ class DemoSettings:
             raise ValueError(
                 f"decode_tokens: must be 0..{self.window_tokens - 1}, got {self.decode_tokens}"
             )
+        check_seed(self.seed)
 
     @property
     def window_tokens(self) -> int:
@@ -77,7 +85,7 @@ class RowResult:
     bytes_per_token_head: float
     ratio_to_bf16: float
     scores: TokenScores
-    kl_interval: tuple[float, float]
+    kl_interval: tuple[float, float] | None  # None: too few blocks
     rel_l2: float
     rel_l2_max: float
     seconds: float
@@ -195,12 +203,15 @@ class Demo:
             lambda length: self._runner(row, [length], self._error_layers)
         ).rel_l2_by_head()
         per_head = row.bytes_per_token_head(self.model)
+        interval = None
+        if whole_blocks(block_sums(scores.kl[None]).counts) >= MIN_BLOCKS:
+            interval = bootstrap_interval(scores.kl, s.seed)
         return RowResult(
             row=row,
             bytes_per_token_head=per_head,
             ratio_to_bf16=4 * self.model.head_dim / per_head,
             scores=scores,
-            kl_interval=bootstrap_interval(scores.kl, s.seed),
+            kl_interval=interval,
             rel_l2=float(errors.mean()),
             rel_l2_max=float(errors.max()),
             seconds=time.monotonic() - started,

@@ -13,6 +13,8 @@ from mpfa.accuracy import models, plots
 from mpfa.accuracy.cli import SYNTHETIC
 
 SMALL = ["--tokens", "96", "--window", "48", "--calibration-tokens", "96", "--error-tokens", "32"]
+# Eight blocks of 64 tokens, for scores and for attention errors: the fewest that have intervals.
+ENOUGH = ["--tokens", "512", "--calibration-tokens", "96"]
 KEYS = ["bf16", "fp8", "none", "mean", "channels16+4/6", "mean+eigen15"]
 
 
@@ -33,7 +35,7 @@ def run(tiny, letters, monkeypatch):
 def test_table_reading_and_json_agree(run, tmp_path, capsys):
     path, page = tmp_path / "accuracy.json", tmp_path / "accuracy.md"
     outputs = ["--json", str(path), "--markdown", str(page)]
-    assert run(*SMALL, "--formats", ",".join(KEYS[1:]), *outputs) == 0
+    assert run(*ENOUGH, "--formats", ",".join(KEYS[1:]), *outputs) == 0
     printed = capsys.readouterr()
     document = json.loads(path.read_text())
 
@@ -100,9 +102,33 @@ def test_same_seed_same_numbers(run, tmp_path):
     assert documents[0] == documents[1]
 
 
+def test_few_blocks_have_neither_intervals_nor_a_verdict(run, tmp_path, capsys):
+    path, page = tmp_path / "accuracy.json", tmp_path / "accuracy.md"
+    outputs = ["--json", str(path), "--markdown", str(page)]
+    arguments = [
+        "--tokens",
+        "448",
+        "--calibration-tokens",
+        "96",
+        "--formats",
+        "fp8,none,channels16",
+    ]
+    assert run(*arguments, *outputs) == 0
+    out = capsys.readouterr().out
+    reason = "7 blocks of 64 tokens, fewer than the 8 that an interval needs"
+    assert f"Reading: none; {reason}" in out
+    for text in (out, page.read_text()):
+        assert f"No interval: scored: {reason}; attention error: {reason}" in text
+        assert ".." not in text.split("No interval")[0] and "+-" not in text
+    for row in json.loads(path.read_text())["rows"]:
+        for name in ("perplexity", "nll_increase", "kl", "top1", "rec_kl", "rec_nll", "rel_l2"):
+            assert row[name]["low"] is row[name]["high"] is None
+            assert row[name]["value"] is not None
+
+
 def test_synthetic_model_reports_every_case(tmp_path, capsys):
     path = tmp_path / "synthetic.json"
-    small = ["--tokens", "96", "--calibration-tokens", "96", "--json", str(path)]
+    small = [*ENOUGH, "--json", str(path)]
     assert command.main(["accuracy", "--model", SYNTHETIC, "--formats", "none,mean", *small]) == 0
     out = capsys.readouterr().out
     document = json.loads(path.read_text())
@@ -144,7 +170,21 @@ def test_plots_without_matplotlib_are_refused_before_the_work(run, monkeypatch, 
         (["--formats", "mean,channels99"], "must have 1..16 slots, got 99"),
         (["--tokens", "0"], "tokens: must be >= 2, got 0"),
         (["--window", "-3"], "window: must be >= 2, got -3"),
-        (["--tokens", "5000"], "scored.txt has 540 tokens"),
+        (["--tokens", "5000"], "text: scored.txt has 540 tokens"),
+        (["--tokens", "64", "--calibration-tokens", "500"], "calibration: calibration.txt has 294"),
+        (["--formats", "mean,mean:static"], "formats: 'mean' and 'mean:static' are the same row"),
+        (["--seed", "-1"], "seed: must be 0..4294967295, got -1"),
+        (["--seed", str(2**64)], "seed: must be 0..4294967295"),
+        (["--tasks", ""], "tasks: expected different names"),
+        (["--limit", "3"], "limit: only used with --tasks, got 3"),
+        (["--batch-size", "1"], "batch_size: only used with --tasks, got 1"),
+        (["--chat"], "chat: only used with --tasks"),
+        (["--device", "cpu"], "device: only used with --tasks, got 'cpu'"),
+        (["--json", "/"], "json: '/' is a folder, expected a file"),
+        (["--json", "/proc/mpfa.json"], "json: /proc/mpfa.json cannot be written"),
+        (["--store", __file__], "test_cli.py is a file, expected a folder"),
+        (["--plots", f"{__file__}/plots"], "test_cli.py is a file, expected a folder"),
+        (["--store", "/proc/store"], "store: /proc/store cannot be written"),
         (["--json", "/nowhere/at/all.json"], "json: /nowhere/at/all.json is in no existing folder"),
     ],
 )
@@ -153,6 +193,31 @@ def test_bad_arguments_exit_2_with_one_line(run, arguments, message, capsys):
     err = capsys.readouterr().err
     assert err.startswith("mpfa accuracy: ") and message in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_calibration_text_that_is_scored_is_refused(run, letters, tmp_path, capsys):
+    scored, calibration = letters
+    copy, part = tmp_path / "copy.txt", tmp_path / "part.txt"
+    copy.write_text(scored.read_text())
+    part.write_text(calibration.read_text()[:100] + scored.read_text()[10:200])
+    lens = ["--tokens", "200", "--calibration-tokens", "200"]
+    for path in (scored, copy):
+        assert run(*lens, "--calibration", str(path)) == 2
+        assert f"calibration: {path} is the scored text {scored}" in capsys.readouterr().err
+    assert run(*lens, "--calibration", str(part)) == 2
+    err = capsys.readouterr().err
+    assert "calibration: tokens 135..198 of" in err and "token 0 of a window" in err
+    # The same passage beyond the tokens that are used harms nothing.
+    short = [*SMALL[:4], "--calibration-tokens", "100", "--formats", "none"]
+    assert run(*short, "--calibration", str(part)) == 0
+
+
+def test_refused_outputs_leave_nothing_behind(run, tmp_path, capsys):
+    arguments = ["--formats", "int4", "--store", str(tmp_path / "store" / "rows")]
+    assert run(*arguments, "--json", str(tmp_path / "a.json")) == 2
+    assert command.main(["accuracy", "--tasks", "mmlu", "--json", str(tmp_path)]) == 2
+    assert "is a folder, expected a file" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["calibration.txt", "scored.txt"]
 
 
 def test_unknown_model_and_needless_text_exit_2(capsys, letters):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -98,7 +99,9 @@ def test_each_window_is_measured_against_its_own_reference(tiny, letters):
 
 def test_static_statistics_come_from_the_other_text(tiny, letters):
     scored, calibration = letters
-    same = Evaluation(tiny, settings((scored, scored)), parse_rows("mean"))
+    third = calibration.with_name("third.txt")
+    third.write_text("sphinx of black quartz, judge my vow! " * 8)
+    same = Evaluation(tiny, settings((scored, third)), parse_rows("mean"))
     other = Evaluation(tiny, settings(letters), parse_rows("mean"))
     means = []
     for evaluation in (same, other):
@@ -143,6 +146,35 @@ def test_the_store_tells_different_measurements_apart(tiny, letters, tmp_path, f
     assert one.store._path(rows[1]) == one.store._path(noted)
 
 
+def test_the_store_tells_models_of_one_name_apart(tiny, letters, tmp_path):
+    """Weights, configuration and files; not the attention that happens to be set."""
+    (row,) = parse_rows("bf16")
+
+    def place(language: LanguageModel):
+        return Evaluation(language, settings(letters), [row], store=tmp_path).store._path(row)
+
+    own = place(tiny)
+    tiny.model.set_attn_implementation("sdpa")
+    assert place(tiny) == own
+    other = copy.deepcopy(tiny)
+    assert place(other) == own
+    with torch.no_grad():
+        other.model.model.layers[1].mlp.up_proj.weight[0, 0] += 1.0
+    assert place(other) != own
+    other = copy.deepcopy(tiny)
+    other.model.config.rms_norm_eps *= 2
+    assert place(other) != own
+    places = []
+    for name in ("a", "b"):
+        folder = tmp_path / name / "llama"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"weights")
+        places.append(place(dataclasses.replace(tiny, folder=folder)))
+    assert len({own, *places}) == 3
+    (folder / "model.safetensors").write_bytes(b"longer weights")
+    assert place(dataclasses.replace(tiny, folder=folder)) != places[1]
+
+
 def test_windows_start_with_the_start_token_where_the_tokenizer_sets_one(tiny_sliding, letters):
     windows = text.scored_windows(tiny_sliding.tokenizer, 2, 10, letters[0])
     assert windows.shape == (2, 11)
@@ -159,6 +191,7 @@ def test_windows_start_with_the_start_token_where_the_tokenizer_sets_one(tiny_sl
         ({"window": 1}, "window: must be >= 2, got 1"),
         ({"calibration_tokens": 0}, "calibration_tokens: must be >= 1, got 0"),
         ({"error_tokens": 0}, "error_tokens: must be >= 1, got 0"),
+        ({"seed": -1}, "seed: must be 0..4294967295, got -1"),
     ],
 )
 def test_settings_refuse_what_cannot_run(fields, message):

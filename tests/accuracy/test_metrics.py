@@ -22,6 +22,7 @@ from mpfa.accuracy.metrics import (
     relative_l2,
     resample,
     score_log_probs,
+    whole_blocks,
 )
 
 
@@ -94,6 +95,15 @@ def test_relative_l2_per_head():
     out[0, 1, 0] += 4.0
     # Head 1: error 4, norm sqrt(4 * 16) = 8.
     assert relative_l2(out, exact).tolist() == pytest.approx([0.0, 0.5])
+
+
+def test_blocks_count_by_their_tokens():
+    assert whole_blocks(block_counts([512])) == 8
+    assert whole_blocks(block_counts([511])) == 7
+    # Ten windows of two tokens are no ten blocks of 64.
+    assert whole_blocks(block_counts([2] * 10)) == 0
+    # The tail of a window is no block of its own.
+    assert whole_blocks(block_counts([96] * 4)) == 6
 
 
 def test_blocks_do_not_span_windows():

@@ -73,6 +73,14 @@ def test_the_papers_rec() -> None:
     assert s.error == pytest.approx(math.sqrt(0.736 * 0.264 / n), rel=2e-3)
 
 
+def test_few_examples_have_no_interval() -> None:
+    baseline, direct, own = [1.0] * 8, [0.0] * 8, [1.0] * 6 + [0.0] * 2
+    assert score(own, baseline, direct).interval is not None
+    few = score(own[1:], baseline[1:], direct[1:])
+    assert few.interval is None and few.recovered == pytest.approx(5 / 7)
+    assert tasks_report._recovered_text(few, False, 7) == "71% (no interval: n < 8)"
+
+
 def test_errors_are_paired() -> None:
     """Two rows that differ in 4 of 400 examples: the difference is known far better than each."""
     generator = np.random.default_rng(0)

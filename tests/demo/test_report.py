@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,6 +67,15 @@ def test_best_low_bit_is_the_smallest_kl_of_qk4pv8():
     rows = [result("mxfp8", 0.001), result("qk4pv8", 0.1), result("qk4pv8-mean", 0.05)]
     assert best_low_bit(rows).row.key == "qk4pv8-mean"
     assert best_low_bit(rows[:1]) is None
+
+
+def test_few_blocks_have_no_reading():
+    rows = [result("bf16", 0.0), result("fp8", 0.01), result("qk4pv8", 0.1)]
+    assert "worst first" in reading(rows, seed=0)
+    few = [
+        replace(r, scores=TokenScores(*(x[:448] for x in vars(r.scores).values()))) for r in rows
+    ]
+    assert reading(few, seed=0).startswith("Reading: none; 7 blocks of 64 tokens")
 
 
 def test_table_columns_line_up():
