@@ -18,7 +18,7 @@ from mpfa.errors import INT32_MAX
 from mpfa.integrations.transformers_mask import padding_of
 from mpfa.page_table import PagedStep, RequestPages
 from mpfa.prefill import BatchPrefillWrapper
-from mpfa.stats import SmoothingStats
+from mpfa.stats import SmoothingStats, check_is_stats
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -108,6 +108,12 @@ class MpfaLayer(CacheLayerMixin):
         raise NotImplementedError("MpfaLayer: tokens are added through MpfaCache.update()")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        # why here: the first that a model asks; without a token it fails later in a reshape.
+        if query_length < 1:
+            raise ValueError(
+                f"input_ids: no new token after the {self.seen} that this MpfaCache holds; a prompt "
+                "has to go on from them (the whole text so far and more), else reset() the cache"
+            )
         return self.seen + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -143,7 +149,9 @@ class MpfaCache(Cache):
     """KV cache of a decoder-only model in one of mpfa's formats.
 
     Grows as needed. Sliding-window layers keep all tokens and mask them. copy.deepcopy() gives a
-    cache of its own that goes on from the same tokens.
+    cache of its own that goes on from the same tokens. The cache knows how many tokens it holds, not
+    which: generate() leaves out as many at the start of a prompt, whatever they are, so reset() before
+    an unrelated one.
 
     Args:
         model_config: the model's configuration; only full and sliding attention layers.
@@ -154,7 +162,7 @@ class MpfaCache(Cache):
 
     Raises:
         ValueError: an encoder-decoder model, a layer type, format or compensation that is not
-            supported; missing stats.
+            supported; stats that are missing or do not fit.
     """
 
     def __init__(
@@ -192,6 +200,8 @@ class MpfaCache(Cache):
             )
         if stats is not None and len(stats) != num_layers:
             raise ValueError(f"stats: the model has {num_layers} layers, got {len(stats)}")
+        if stats is not None:
+            _check_stats(stats, self.config)
         self.has_static_stats = stats is not None
         self.backend = backend
         self._pending: MpfaLayer | None = None
@@ -436,6 +446,22 @@ def _same_rows(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return torch.equal(a, b)
+
+
+def _check_stats(
+    stats: Mapping[int, SmoothingStats] | Sequence[SmoothingStats], config: KVCacheConfig
+) -> None:
+    """Refuses statistics that the first forward pass would refuse, with the layer that has them."""
+    for index in range(len(stats)):
+        if isinstance(stats, Mapping) and index not in stats:
+            raise ValueError(f"stats: layer {index} has none, got layers {sorted(stats)}")
+        own = check_is_stats(stats[index])
+        try:
+            if not own.is_static:
+                raise ValueError("stats: must be static, got statistics per request")
+            own.check_against(config, device=own.device)
+        except ValueError as error:
+            raise ValueError(f"{error} (layer {index})") from None
 
 
 def _check_model(config: object, text: object) -> None:

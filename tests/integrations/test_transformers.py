@@ -238,6 +238,30 @@ class TestErrors:
         with pytest.raises(ValueError, match="needs one SmoothingStats per layer"):
             MpfaCache(config, compensation="channels", channels=4)
 
+    def test_stats_of_other_shapes(self) -> None:
+        config = self.model.config
+        index = torch.arange(4, dtype=torch.int32).repeat(2, 1)
+        four = SmoothingStats(channel_index=index)
+        eight = SmoothingStats(channel_index=torch.arange(8, dtype=torch.int32).repeat(2, 1))
+        options = {"compensation": "channels", "channels": 8}
+        MpfaCache(config, **options, stats=[eight] * 3)
+        with pytest.raises(ValueError, match=r"must be \[2, 8\], got \[2, 4\] \(layer 1\)"):
+            MpfaCache(config, **options, stats=[eight, four, eight])
+        with pytest.raises(ValueError, match=r"layer 2 has none, got layers \[0, 1, 3\]"):
+            MpfaCache(config, **options, stats={0: eight, 1: eight, 3: eight})
+        per_request = SmoothingStats(torch.zeros(2, 6, 64), torch.zeros(2, 2, 64))
+        with pytest.raises(ValueError, match=r"must be static, .* \(layer 0\)"):
+            MpfaCache(config, compensation="mean", stats=[per_request] * 3)
+
+    def test_shorter_prompt_than_the_cache(self) -> None:
+        cache = MpfaCache(self.model.config)
+        generate(self.model, {"input_ids": self.tokens[:1]}, 3, cache)
+        held = cache.get_seq_length()
+        with pytest.raises(ValueError, match=f"no new token after the {held} that this MpfaCache"):
+            generate(self.model, {"input_ids": self.tokens[:1, :4]}, 3, cache)
+        cache.reset()
+        generate(self.model, {"input_ids": self.tokens[:1, :4]}, 3, cache)
+
     def test_layer_types(self) -> None:
         config = transformers.LlamaConfig(**COMMON)
         config.layer_types = ["full_attention", "linear_attention", "full_attention"]
