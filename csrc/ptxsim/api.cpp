@@ -155,17 +155,14 @@ char* ptxsim_run_ptx(const char* text, const char* name, const char* kernel, con
     auto m = parse_module(text, name);
     if (config().device == 0) choose_device(m->target);
     Program p;
-    p.module = m;
-    p.place_variables();
-    p.loaded = true;
-    p.ptx_version = config().ptx_version;  // a text that the caller names is never replaced
+    p.adopt(m);
     std::string error;
     try {
       launch(p.kernel(kernel), grid, block, smem, args, {});
     } catch (const SimError& e) {
       error = format("[%d] ", static_cast<int>(e.code)) + e.what();
     }
-    for (auto& v : p.variables) device_free(v.second);
+    p.release();
     return error.empty() ? nullptr : to_c(error);
   } catch (const std::exception& e) {
     return to_c(e.what());

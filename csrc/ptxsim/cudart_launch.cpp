@@ -82,7 +82,7 @@ void __cudaUnregisterFatBinary(void** handle) {
   }
   for (auto it = r.programs.begin(); it != r.programs.end(); ++it) {
     if (it->get() != p) continue;
-    for (auto& v : p->variables) ptxsim::device_free(v.second);
+    p->release();
     r.programs.erase(it);
     break;
   }
@@ -108,8 +108,9 @@ void __cudaRegisterManagedVar(void** handle, void** host, char*, const char* nam
   std::lock_guard<std::recursive_mutex> lock(runtime().mutex);
   runtime().host_variables[host] = {program_of(handle), name, size};
   guarded([&] {
-    program_of(handle)->load();
-    *host = program_of(handle)->variables.at(name);
+    ptxsim::Program* p = program_of(handle);
+    p->load();
+    *host = p->managed[name] = p->current->variables.at(name);
   });
 }
 

@@ -21,8 +21,9 @@ void* variable_address(const void* symbol, size_t* size = nullptr) {
   if (it == runtime().host_variables.end())
     throw SimError(Err::kInvalidSymbol, "unknown device symbol");
   it->second.program->load();
-  auto v = it->second.program->variables.find(it->second.name);
-  if (v == it->second.program->variables.end())
+  auto& variables = it->second.program->current->variables;
+  auto v = variables.find(it->second.name);
+  if (v == variables.end())
     throw SimError(Err::kInvalidSymbol, "the PTX has no variable " + it->second.name);
   if (size) *size = it->second.size;
   return v->second;

@@ -115,14 +115,13 @@ std::set<std::string> entries(const Module& m) {
   return names;
 }
 
-// The image for the simulated device; chooses the device first when that is open.
+// The image for the simulated device.
 std::string pick_image(std::vector<PtxImage> images) {
   PtxImage* best = nullptr;
   std::string have;
   for (auto& i : images) {
     std::string t = target_of(i.text);
     have += (have.empty() ? "" : ", ") + t;
-    if (config().device == 0 && (!best || i.arch > best->arch)) choose_device(t);
     if (runs_on(t, config().arch()) &&
         (!best || i.arch > best->arch || (i.arch == best->arch && !isdigit(t.back()))))
       best = &i;
@@ -134,6 +133,13 @@ std::string pick_image(std::vector<PtxImage> images) {
                config().arch(), have.c_str()));
   }
   return std::move(best->text);
+}
+
+// PTXSIM_DEVICE=auto: the newest target of the program in use.
+int newest_target(const Program& p) {
+  int best = 0;
+  for (auto& i : extract_ptx(p.fatbin, p.size)) best = std::max(best, i.arch);
+  return best ? std::max(80, best) : 0;
 }
 
 // The module of PTXSIM_PTX, parsed once per setting.
@@ -188,24 +194,37 @@ void require_use(Replacement& r) {
 
 void Program::load() {
   std::lock_guard<std::recursive_mutex> lock(runtime().mutex);
-  if (loaded && ptx_version == config().ptx_version) {
-    if (config().device == 0) choose_device(module->target);
+  if (config().device == 0) {
+    if (auto_arch == 0) auto_arch = newest_target(*this);
+    config().auto_arch = auto_arch;
+  }
+  auto it = on.find(config().arch());
+  if (it != on.end() && it->second.ptx_version == config().ptx_version) {
+    current = &it->second;
     return;
   }
   Replacement& other = replacement();
-  if (loaded) {
-    ptx_version = config().ptx_version;
-    if (!replaced && !(other.module && entries(*module) == other.names)) {
+  if (it != on.end()) {
+    Loaded& l = it->second;
+    l.ptx_version = config().ptx_version;
+    if (!l.replaced && !(other.module && entries(*l.module) == other.names)) {
       require_use(other);
+      current = &l;
       return;
     }
     finish_launches();
     // The new module starts with fresh variables; old ones stay, addresses of them may be around.
-    for (auto& k : kernels) retired.push_back(std::move(k.second));
-    kernels.clear();
-    variables.clear();
-    loaded = replaced = false;
+    for (auto& k : l.kernels) retired.push_back(std::move(k.second));
+    current = nullptr;
+    on.erase(it);
   }
+  Loaded l;
+  fill(&l);
+  current = &(on[config().arch()] = std::move(l));
+}
+
+void Program::fill(Loaded* l) {
+  Replacement& other = replacement();
   int cubins = 0;
   std::vector<PtxImage> images = extract_ptx(fatbin, size, &cubins);
   if (images.empty()) {
@@ -216,34 +235,54 @@ void Program::load() {
   }
   std::string text = pick_image(std::move(images));
   std::string target = target_of(text);
-  module = parse_module(std::move(text), format("<ptx %s>", target.c_str()));
-  if (other.module && entries(*module) == other.names) {
+  l->module = parse_module(std::move(text), format("<ptx %s>", target.c_str()));
+  if (other.module && entries(*l->module) == other.names) {
     if (!runs_on(other.module->target, config().arch())) {
       throw SimError(Err::kNoKernelImageForDevice,
                      format("PTXSIM_PTX='%s' is for %s, the simulated device is sm_%d",
                             config().ptx.c_str(), other.module->target.c_str(), config().arch()));
     }
-    module = other.module;
-    replaced = other.wanted = true;
+    l->module = other.module;
+    l->replaced = other.wanted = true;
   }
   require_use(other);
-  place_variables();
-  ptx_version = config().ptx_version;
-  loaded = true;
+  place_variables(l);
+  l->ptx_version = config().ptx_version;
 }
 
-void Program::place_variables() {
-  for (auto& v : module->variables) {
+void Program::adopt(std::shared_ptr<Module> module) {
+  auto_arch = config().arch();
+  current = &on[auto_arch];
+  current->module = std::move(module);
+  place_variables(current);
+  current->ptx_version = config().ptx_version;  // a text that the caller names is never replaced
+}
+
+void Program::release() {
+  for (auto& l : on) {
+    for (auto& v : l.second.variables) device_free(v.second);  // a shared one frees once
+  }
+}
+
+void Program::place_variables(Loaded* l) {
+  std::map<std::string, void*>& variables = l->variables;
+  for (auto& v : l->module->variables) {
     if (v.space == "shared") continue;
     if (v.is_extern)
       throw SimError(Err::kNotSupported, "external variable " + v.name +
                                              ": separately compiled device code is not supported");
+    auto shared = managed.find(v.name);
+    if (shared != managed.end()) {
+      variables[v.name] = shared->second;
+      continue;
+    }
     void* p = device_alloc(v.size, "variable");
     std::memset(p, 0, v.size);
     if (!v.init.empty()) std::memcpy(p, v.init.data(), std::min<size_t>(v.init.size(), v.size));
     variables[v.name] = p;
   }
-  for (auto& v : module->variables) {
+  for (auto& v : l->module->variables) {
+    if (managed.count(v.name)) continue;
     for (auto& r : v.relocs) {
       auto it = variables.find(r.symbol);
       if (it == variables.end())
@@ -259,14 +298,15 @@ void Program::place_variables() {
 const Kernel& Program::kernel(const std::string& name) {
   load();
   std::lock_guard<std::recursive_mutex> lock(runtime().mutex);
-  auto& slot = kernels[name];
+  Loaded* l = current;
+  auto& slot = l->kernels[name];
   if (!slot) {
-    auto resolve = [this](const std::string& symbol) {
-      auto it = variables.find(symbol);
-      if (it == variables.end()) throw SimError(Err::kInvalidPtx, "undefined symbol " + symbol);
+    auto resolve = [l](const std::string& symbol) {
+      auto it = l->variables.find(symbol);
+      if (it == l->variables.end()) throw SimError(Err::kInvalidPtx, "undefined symbol " + symbol);
       return reinterpret_cast<uint64_t>(it->second);
     };
-    slot = lower_kernel(module, name, resolve, config().arch());
+    slot = lower_kernel(l->module, name, resolve, config().arch());
   }
   return *slot;
 }
@@ -285,12 +325,12 @@ void choose_device_early() {
   int best = 0;
   for (auto& p : runtime().programs) {
     try {
-      for (auto& i : extract_ptx(p->fatbin, p->size)) best = std::max(best, i.arch);
+      best = std::max(best, newest_target(*p));
     } catch (const SimError&) {
       continue;  // reported when the program is used
     }
   }
-  if (best) config().auto_arch = std::max(80, best);
+  if (best) config().auto_arch = best;
 }
 
 FunctionEntry& Runtime::function(const void* handle) {

@@ -16,22 +16,35 @@
 
 namespace ptxsim {
 
-// One registered fatbin. The image for the simulated device is chosen, scanned and given memory for
-// its variables at first use.
-struct Program {
-  const void* fatbin = nullptr;
-  size_t size = 0;
+// A program on one simulated device: the image for it, memory of the variables, kernels.
+struct Loaded {
   std::shared_ptr<Module> module;
   std::map<std::string, void*> variables;
   std::map<std::string, std::unique_ptr<Kernel>> kernels;
-  bool loaded = false;
   bool replaced = false;     // the module came from PTXSIM_PTX
   uint64_t ptx_version = 0;  // Config::ptx_version that the module was loaded under
+};
+
+// One registered fatbin. At the first use on a device its image is chosen, scanned and given memory
+// for its variables; as with several GPUs, each device keeps its own.
+struct Program {
+  const void* fatbin = nullptr;
+  size_t size = 0;
+  int auto_arch = 0;          // the device of PTXSIM_DEVICE=auto, 0 until that is asked for
+  std::map<int, Loaded> on;   // by compute capability * 10
+  Loaded* current = nullptr;  // that of the device in force at the last load()
+  std::map<std::string, void*> managed;  // variables that all devices share
   // Kernels of modules that PTXSIM_PTX replaced: recorded graphs may still name them.
   std::vector<std::unique_ptr<Kernel>> retired;
-  void load();
-  void place_variables();  // memory and initial values of the module's variables
+  void load();  // sets `current`
+  // The one module of a program without a fatbin, for the device in force.
+  void adopt(std::shared_ptr<Module> module);
+  void release();  // frees the variables of all devices
   const Kernel& kernel(const std::string& name);
+
+ private:
+  void fill(Loaded* l);
+  void place_variables(Loaded* l);  // memory and initial values of the module's variables
 };
 
 struct FunctionEntry {
