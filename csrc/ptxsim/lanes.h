@@ -18,50 +18,54 @@ inline __attribute__((always_inline)) void lanes(uint32_t mask, F f) {
   }
 }
 
-// d = Op(a), Op(a, b), Op(a, b, c) with all operands of one type.
-template <class T, class Op>
-Status op1(Warp& w, const Insn& i, uint32_t m) {
-  T* d = w.cell<T>(i.d);
+// d = f(a), f(a, b), f(a, b, c) with all operands of one type; the result may have another.
+template <class D, class T, class F>
+inline __attribute__((always_inline)) Status each1(Warp& w, const Insn& i, uint32_t m, F f) {
+  D* d = w.cell<D>(i.d);
   const T* a = w.cell<T>(i.a);
-  lanes(m, [=](int l) { d[l] = Op::f(a[l]); });
+  lanes(m, [=](int l) { d[l] = f(a[l]); });
   return Status::kNext;
 }
 
-template <class T, class Op>
-Status op2(Warp& w, const Insn& i, uint32_t m) {
-  T* d = w.cell<T>(i.d);
+template <class D, class T, class F>
+inline __attribute__((always_inline)) Status each2(Warp& w, const Insn& i, uint32_t m, F f) {
+  D* d = w.cell<D>(i.d);
   const T* a = w.cell<T>(i.a);
   const T* b = w.cell<T>(i.b);
-  lanes(m, [=](int l) { d[l] = Op::f(a[l], b[l]); });
+  lanes(m, [=](int l) { d[l] = f(a[l], b[l]); });
   return Status::kNext;
 }
 
-template <class T, class Op>
-Status op3(Warp& w, const Insn& i, uint32_t m) {
-  T* d = w.cell<T>(i.d);
+template <class D, class T, class F>
+inline __attribute__((always_inline)) Status each3(Warp& w, const Insn& i, uint32_t m, F f) {
+  D* d = w.cell<D>(i.d);
   const T* a = w.cell<T>(i.a);
   const T* b = w.cell<T>(i.b);
   const T* c = w.cell<T>(i.c);
-  lanes(m, [=](int l) { d[l] = Op::f(a[l], b[l], c[l]); });
+  lanes(m, [=](int l) { d[l] = f(a[l], b[l], c[l]); });
   return Status::kNext;
 }
 
-// Result type differs from the operand type.
+// The same as handlers.
 template <class D, class T, class Op>
 Status op1x(Warp& w, const Insn& i, uint32_t m) {
-  D* d = w.cell<D>(i.d);
-  const T* a = w.cell<T>(i.a);
-  lanes(m, [=](int l) { d[l] = Op::f(a[l]); });
-  return Status::kNext;
+  return each1<D, T>(w, i, m, [](T a) { return Op::f(a); });
 }
-
 template <class D, class T, class Op>
 Status op2x(Warp& w, const Insn& i, uint32_t m) {
-  D* d = w.cell<D>(i.d);
-  const T* a = w.cell<T>(i.a);
-  const T* b = w.cell<T>(i.b);
-  lanes(m, [=](int l) { d[l] = Op::f(a[l], b[l]); });
-  return Status::kNext;
+  return each2<D, T>(w, i, m, [](T a, T b) { return Op::f(a, b); });
+}
+template <class T, class Op>
+Status op1(Warp& w, const Insn& i, uint32_t m) {
+  return op1x<T, T, Op>(w, i, m);
+}
+template <class T, class Op>
+Status op2(Warp& w, const Insn& i, uint32_t m) {
+  return op2x<T, T, Op>(w, i, m);
+}
+template <class T, class Op>
+Status op3(Warp& w, const Insn& i, uint32_t m) {
+  return each3<T, T>(w, i, m, [](T a, T b, T c) { return Op::f(a, b, c); });
 }
 
 // Merges lane bits into a predicate cell.

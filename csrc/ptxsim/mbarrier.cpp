@@ -139,13 +139,29 @@ struct MbarOp : Extra {
   bool try_wait = false;
 };
 
-void mbar_operand(Lower& L, size_t index, MbarOp* x, uint32_t* cell) {
+// The mbarrier that an instruction names: its data and the cell of its address.
+struct MbarOperand {
+  MbarOp* x;
+  uint32_t cell;
+};
+
+MbarOperand mbar_operand(Lower& L, size_t index) {
+  auto* x = L.extra<MbarOp>();
   x->generic = !(L.has("shared") || L.has("shared::cta") || L.has("shared::cluster"));
   Address a = L.address(index, !x->generic);
   x->wide = a.wide;
   x->offset = a.offset;
-  *cell = a.cell;
   if (x->generic && !a.wide) L.fail("a generic address has 64 bits");
+  return {x, a.cell};
+}
+
+Insn& emit(Lower& L, Handler fn, MbarOperand bar, uint32_t b = 0, uint32_t d = 0) {
+  Insn& i = L.emit(fn);
+  i.d = d;
+  i.a = bar.cell;
+  i.b = b;
+  i.x = bar.x;
+  return i;
 }
 
 inline uint32_t addr_of(const Warp& w, const Insn& i, const MbarOp& x, int lane) {
@@ -306,84 +322,48 @@ Status op_cp_arrive(Warp& w, const Insn& i, uint32_t m) {
 }  // namespace
 
 void low_mbar_init(Lower& L) {
-  auto* x = L.extra<MbarOp>();
-  uint32_t a;
-  mbar_operand(L, 0, x, &a);
-  uint32_t b = L.src(1, kU32);
-  Insn& i = L.emit(op_init);
-  i.a = a;
-  i.b = b;
-  i.x = x;
+  MbarOperand bar = mbar_operand(L, 0);
+  emit(L, op_init, bar, L.src(1, kU32));
 }
 
-void low_mbar_inval(Lower& L) {
-  auto* x = L.extra<MbarOp>();
-  uint32_t a;
-  mbar_operand(L, 0, x, &a);
-  Insn& i = L.emit(op_inval);
-  i.a = a;
-  i.x = x;
-}
+void low_mbar_inval(Lower& L) { emit(L, op_inval, mbar_operand(L, 0)); }
 
 void low_mbar_expect(Lower& L) {
-  auto* x = L.extra<MbarOp>();
-  uint32_t a;
-  mbar_operand(L, 0, x, &a);
-  uint32_t b = L.src(1, kU32);
-  Insn& i = L.emit(op_expect);
-  i.a = a;
-  i.b = b;
-  i.x = x;
-  i.aux = L.has("complete_tx");
+  MbarOperand bar = mbar_operand(L, 0);
+  emit(L, op_expect, bar, L.src(1, kU32)).aux = L.has("complete_tx");
 }
 
 void low_mbar_arrive(Lower& L) {
-  auto* x = L.extra<MbarOp>();
   bool expect = L.has("expect_tx");
   // state, [addr], n   or   [addr], n   (state may be the sink)
   size_t at = L.op(0).kind == Operand::kAddr ? 0 : 1;
   if (at + 1 + (expect ? 1 : 0) > L.count() || (expect && at + 2 != L.count()))
     L.fail("wrong number of operands");
-  uint32_t a, d = 0;
-  mbar_operand(L, at, x, &a);
+  MbarOperand bar = mbar_operand(L, at);
+  uint32_t d = 0;
   if (at == 1 && !L.is_sink(0)) d = L.dst(0, kU64);
   if (d && L.has("shared::cluster")) L.fail("a shared::cluster arrive returns no state");
-  x->order = L.has("relaxed") ? Order::kRelaxed : Order::kRelease;
-  x->scope = L.has("cluster") ? Scope::kCluster : Scope::kCta;
-  if (at + 1 < L.count()) (expect ? x->tx : x->count) = L.src(at + 1, kU32);
-  x->drop = L.has("arrive_drop");
-  x->no_complete = L.has("noComplete");
-  Insn& i = L.emit(op_arrive);
-  i.a = a;
-  i.d = d;
-  i.x = x;
+  bar.x->order = L.has("relaxed") ? Order::kRelaxed : Order::kRelease;
+  bar.x->scope = L.has("cluster") ? Scope::kCluster : Scope::kCta;
+  if (at + 1 < L.count()) (expect ? bar.x->tx : bar.x->count) = L.src(at + 1, kU32);
+  bar.x->drop = L.has("arrive_drop");
+  bar.x->no_complete = L.has("noComplete");
+  emit(L, op_arrive, bar, 0, d);
 }
 
 void low_mbar_cp_arrive(Lower& L) {
-  auto* x = L.extra<MbarOp>();
-  uint32_t a;
-  mbar_operand(L, 0, x, &a);
-  Insn& i = L.emit(op_cp_arrive);
-  i.a = a;
-  i.x = x;
-  i.aux = L.has("noinc");
+  emit(L, op_cp_arrive, mbar_operand(L, 0)).aux = L.has("noinc");
 }
 
 void low_mbar_wait(Lower& L) {
-  auto* x = L.extra<MbarOp>();
-  uint32_t a;
-  mbar_operand(L, 1, x, &a);
-  x->parity = L.has("parity");
-  x->try_wait = L.has("try_wait");
-  x->order = L.has("relaxed") ? Order::kRelaxed : Order::kAcquire;
-  x->scope = L.has("cluster") ? Scope::kCluster : Scope::kCta;
-  uint32_t b = L.src(2, x->parity ? kU32 : kU64), d = L.dst(0, kPred);
+  MbarOperand bar = mbar_operand(L, 1);
+  bar.x->parity = L.has("parity");
+  bar.x->try_wait = L.has("try_wait");
+  bar.x->order = L.has("relaxed") ? Order::kRelaxed : Order::kAcquire;
+  bar.x->scope = L.has("cluster") ? Scope::kCluster : Scope::kCta;
+  uint32_t b = L.src(2, bar.x->parity ? kU32 : kU64), d = L.dst(0, kPred);
   if (L.count() == 4) L.src(3, kU32);  // the suspend time hint
-  Insn& i = L.emit(op_wait);
-  i.d = d;
-  i.a = a;
-  i.b = b;
-  i.x = x;
+  emit(L, op_wait, bar, b, d);
 }
 
 void low_mbar_pending(Lower& L) {

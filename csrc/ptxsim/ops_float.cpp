@@ -49,6 +49,8 @@ struct FpExtra : Extra {
   bool negate_b = false;
 };
 
+const FpExtra& extra_of(const Insn& i) { return *static_cast<const FpExtra*>(i.x); }
+
 template <Arith kOp, bool kFtz, bool kSat>
 struct F32Op {
   static float f(float a, float b) {
@@ -62,7 +64,7 @@ struct F32Op {
 // redone.
 template <class Op, int kSources>
 Status op_ftz(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
+  const FpExtra& x = extra_of(i);
   float* d = w.cell<float>(i.d);
   const float* a = w.cell<float>(i.a);
   const float* b = w.cell<float>(i.b);
@@ -112,35 +114,33 @@ float apply_f32(Arith op, float a, float b, FpMode m) {
 }
 
 Status op_f32_slow(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
-  float* d = w.cell<float>(i.d);
-  const float* a = w.cell<float>(i.a);
-  const float* b = w.cell<float>(i.b);
-  lanes(m, [&](int l) { d[l] = apply_f32(x.op, a[l], b[l], x.mode); });
-  return Status::kNext;
+  const FpExtra& x = extra_of(i);
+  return each2<float, float>(w, i, m,
+                             [&x](float a, float b) { return apply_f32(x.op, a, b, x.mode); });
 }
 
 Status op_fma_f32_slow(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
-  float* d = w.cell<float>(i.d);
-  const float* a = w.cell<float>(i.a);
-  const float* b = w.cell<float>(i.b);
-  const float* c = w.cell<float>(i.c);
-  lanes(m, [&](int l) { d[l] = sem::fma_f32(a[l], b[l], c[l], x.mode); });
+  const FpMode& mode = extra_of(i).mode;
+  return each3<float, float>(
+      w, i, m, [&mode](float a, float b, float c) { return sem::fma_f32(a, b, c, mode); });
+}
+
+// f32x2: two floats per lane, so a cell is 64 consecutive floats. `f` gets the index of one.
+template <class F>
+inline __attribute__((always_inline)) Status each_f32x2(uint32_t m, F f) {
+  lanes(m, [=](int l) {
+    f(2 * l);
+    f(2 * l + 1);
+  });
   return Status::kNext;
 }
 
-// f32x2: two floats per lane, so a cell is 64 consecutive floats.
 template <class Op>
 Status op_f32x2(Warp& w, const Insn& i, uint32_t m) {
   float* d = w.cell<float>(i.d);
   const float* a = w.cell<float>(i.a);
   const float* b = w.cell<float>(i.b);
-  lanes(m, [=](int l) {
-    d[2 * l] = Op::f(a[2 * l], b[2 * l]);
-    d[2 * l + 1] = Op::f(a[2 * l + 1], b[2 * l + 1]);
-  });
-  return Status::kNext;
+  return each_f32x2(m, [=](int k) { d[k] = Op::f(a[k], b[k]); });
 }
 
 template <class Op>
@@ -149,25 +149,18 @@ Status op_fma_f32x2(Warp& w, const Insn& i, uint32_t m) {
   const float* a = w.cell<float>(i.a);
   const float* b = w.cell<float>(i.b);
   const float* c = w.cell<float>(i.c);
-  lanes(m, [=](int l) {
-    d[2 * l] = Op::f(a[2 * l], b[2 * l], c[2 * l]);
-    d[2 * l + 1] = Op::f(a[2 * l + 1], b[2 * l + 1], c[2 * l + 1]);
-  });
-  return Status::kNext;
+  return each_f32x2(m, [=](int k) { d[k] = Op::f(a[k], b[k], c[k]); });
 }
 
 Status op_f32x2_slow(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
+  const FpExtra& x = extra_of(i);
   float* d = w.cell<float>(i.d);
   const float* a = w.cell<float>(i.a);
   const float* b = w.cell<float>(i.b);
   const float* c = i.c ? w.cell<float>(i.c) : nullptr;
-  lanes(m, [&](int l) {
-    for (int k = 2 * l; k < 2 * l + 2; ++k) {
-      d[k] = c ? sem::fma_f32(a[k], b[k], c[k], x.mode) : apply_f32(x.op, a[k], b[k], x.mode);
-    }
+  return each_f32x2(m, [=, &x](int k) {
+    d[k] = c ? sem::fma_f32(a[k], b[k], c[k], x.mode) : apply_f32(x.op, a[k], b[k], x.mode);
   });
-  return Status::kNext;
 }
 
 // measured (H200): of several NaN operands b survives before c before a, quieted and with its sign;
@@ -182,61 +175,40 @@ struct F64Op {
     return nan_of(kOp == kAdd ? a + b : kOp == kSub ? a - b : a * b, a, b);
   }
 };
+inline double nan_of(double r, double a, double b, double c) {
+  return r == r ? r : b != b ? quiet(b) : c != c ? quiet(c) : nan_of(r, a, b);
+}
 struct F64Fma {
-  static double f(double a, double b, double c) {
-    double r = std::fma(a, b, c);
-    return r == r ? r : b != b ? quiet(b) : c != c ? quiet(c) : nan_of(r, a, b);
-  }
+  static double f(double a, double b, double c) { return nan_of(std::fma(a, b, c), a, b, c); }
 };
 
 Status op_f64_slow(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
-  double* d = w.cell<double>(i.d);
-  const double* a = w.cell<double>(i.a);
-  const double* b = w.cell<double>(i.b);
-  lanes(m, [&](int l) {
-    double r = x.op == kMul ? sem::mul_f64(a[l], b[l], x.mode.round)
-                            : sem::add_f64(a[l], x.op == kSub ? -b[l] : b[l], x.mode.round);
-    d[l] = nan_of(r, a[l], b[l]);
+  const FpExtra& x = extra_of(i);
+  return each2<double, double>(w, i, m, [&x](double a, double b) {
+    double r = x.op == kMul ? sem::mul_f64(a, b, x.mode.round)
+                            : sem::add_f64(a, x.op == kSub ? -b : b, x.mode.round);
+    return nan_of(r, a, b);
   });
-  return Status::kNext;
 }
 
 Status op_fma_f64_slow(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
-  double* d = w.cell<double>(i.d);
-  const double* a = w.cell<double>(i.a);
-  const double* b = w.cell<double>(i.b);
-  const double* c = w.cell<double>(i.c);
-  lanes(m, [&](int l) {
-    double r = sem::fma_f64(a[l], b[l], c[l], x.mode.round);
-    d[l] = r == r         ? r
-           : b[l] != b[l] ? quiet(b[l])
-           : c[l] != c[l] ? quiet(c[l])
-                          : nan_of(r, a[l], b[l]);
+  const Round round = extra_of(i).mode.round;
+  return each3<double, double>(w, i, m, [round](double a, double b, double c) {
+    return nan_of(sem::fma_f64(a, b, c, round), a, b, c);
   });
-  return Status::kNext;
 }
 
 Status op_div_f32(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
-  float* d = w.cell<float>(i.d);
-  const float* a = w.cell<float>(i.a);
-  const float* b = w.cell<float>(i.b);
-  lanes(m, [&](int l) {
-    d[l] = i.aux ? sem::div_approx_f32(a[l], b[l], x.mode.ftz, i.aux == 2)
-                 : sem::div_f32(a[l], b[l], x.mode);
+  const FpMode& mode = extra_of(i).mode;
+  return each2<float, float>(w, i, m, [&mode, &i](float a, float b) {
+    return i.aux ? sem::div_approx_f32(a, b, mode.ftz, i.aux == 2) : sem::div_f32(a, b, mode);
   });
-  return Status::kNext;
 }
 
 Status op_div_f64(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
-  double* d = w.cell<double>(i.d);
-  const double* a = w.cell<double>(i.a);
-  const double* b = w.cell<double>(i.b);
-  lanes(m, [&](int l) { d[l] = sem::div_f64(a[l], b[l], x.mode.round); });
-  return Status::kNext;
+  const Round round = extra_of(i).mode.round;
+  return each2<double, double>(w, i, m,
+                               [round](double a, double b) { return sem::div_f64(a, b, round); });
 }
 
 // aux: 1 negate, 2 ftz.
@@ -265,15 +237,13 @@ Status op_absneg_f64(Warp& w, const Insn& i, uint32_t m) {
 }
 
 Status op_minmax_f32(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
-  float* d = w.cell<float>(i.d);
-  const float* a = w.cell<float>(i.a);
-  const float* b = w.cell<float>(i.b);
-  const float* c = i.c ? w.cell<float>(i.c) : nullptr;
-  lanes(m, [&](int l) {
-    d[l] = c ? sem::minmax3_f32(a[l], b[l], c[l], x.minmax) : sem::minmax_f32(a[l], b[l], x.minmax);
-  });
-  return Status::kNext;
+  const sem::MinMaxMode& mode = extra_of(i).minmax;
+  if (i.c) {
+    return each3<float, float>(
+        w, i, m, [&mode](float a, float b, float c) { return sem::minmax3_f32(a, b, c, mode); });
+  }
+  return each2<float, float>(w, i, m,
+                             [&mode](float a, float b) { return sem::minmax_f32(a, b, mode); });
 }
 
 // The common forms without xorsign. Comparison as signed integers orders -0 < +0 and needs no float
@@ -294,39 +264,28 @@ struct MinMaxF32 {
 };
 
 Status op_minmax_f64(Warp& w, const Insn& i, uint32_t m) {
-  double* d = w.cell<double>(i.d);
-  const double* a = w.cell<double>(i.a);
-  const double* b = w.cell<double>(i.b);
-  lanes(m, [&](int l) {
-    d[l] = a[l] != a[l] && b[l] != b[l] ? quiet(b[l]) : sem::minmax_f64(a[l], b[l], i.aux != 0);
+  return each2<double, double>(w, i, m, [&i](double a, double b) {
+    return a != a && b != b ? quiet(b) : sem::minmax_f64(a, b, i.aux != 0);
   });
-  return Status::kNext;
 }
 
+// aux: 0 approximation, 1 reciprocal, 2 square root.
 Status op_unary_f32(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
-  float* d = w.cell<float>(i.d);
-  const float* a = w.cell<float>(i.a);
-  if (i.aux == 0) {
-    lanes(m, [&](int l) { d[l] = sem::approx_f32(x.approx, a[l], x.mode.ftz); });
-  } else if (i.aux == 1) {
-    lanes(m, [&](int l) { d[l] = sem::rcp_f32(a[l], x.mode); });
-  } else {
-    lanes(m, [&](int l) { d[l] = sem::sqrt_f32(a[l], x.mode); });
-  }
-  return Status::kNext;
+  const FpExtra& x = extra_of(i);
+  return each1<float, float>(w, i, m, [&x, &i](float a) {
+    return i.aux == 0   ? sem::approx_f32(x.approx, a, x.mode.ftz)
+           : i.aux == 1 ? sem::rcp_f32(a, x.mode)
+                        : sem::sqrt_f32(a, x.mode);
+  });
 }
 
 Status op_unary_f64(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
-  double* d = w.cell<double>(i.d);
-  const double* a = w.cell<double>(i.a);
-  lanes(m, [&](int l) {
-    d[l] = i.aux == 0   ? sem::approx_ftz_f64(x.approx, a[l])
-           : i.aux == 1 ? sem::div_f64(1.0, a[l], x.mode.round)
-                        : sem::sqrt_f64(a[l], x.mode.round);
+  const FpExtra& x = extra_of(i);
+  return each1<double, double>(w, i, m, [&x, &i](double a) {
+    return i.aux == 0   ? sem::approx_ftz_f64(x.approx, a)
+           : i.aux == 1 ? sem::div_f64(1.0, a, x.mode.round)
+                        : sem::sqrt_f64(a, x.mode.round);
   });
-  return Status::kNext;
 }
 
 // 2^x = 2^n * e^(f ln 2), |f| <= 1/2, Taylor to degree 11: relative error below 1e-12 before the
@@ -429,14 +388,14 @@ void half_lanes2(Warp& w, const Insn& i, uint32_t m, bool packed, F f) {
 }
 
 Status op_half2(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
+  const FpExtra& x = extra_of(i);
   half_lanes2(w, i, m, i.aux,
               [&](uint16_t a, uint16_t b, uint16_t) { return half_arith(x, a, b); });
   return Status::kNext;
 }
 
 Status op_half_fma(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
+  const FpExtra& x = extra_of(i);
   half_lanes2(w, i, m, i.aux, [&](uint16_t a, uint16_t b, uint16_t c) {
     return sem::fma_h(x.elem, a, b, c, x.mode);
   });
@@ -444,7 +403,7 @@ Status op_half_fma(Warp& w, const Insn& i, uint32_t m) {
 }
 
 Status op_half_minmax(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
+  const FpExtra& x = extra_of(i);
   half_lanes2(w, i, m, i.aux, [&](uint16_t a, uint16_t b, uint16_t) {
     return sem::minmax_h(x.elem, a, b, x.minmax);
   });
@@ -452,7 +411,7 @@ Status op_half_minmax(Warp& w, const Insn& i, uint32_t m) {
 }
 
 Status op_half_unary(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
+  const FpExtra& x = extra_of(i);
   half_lanes2(w, i, m, i.aux, [&](uint16_t a, uint16_t, uint16_t) {
     return sem::approx_h(x.approx, x.elem, a, x.mode.ftz);
   });
@@ -472,7 +431,7 @@ Status op_half_absneg(Warp& w, const Insn& i, uint32_t m) {
 }
 
 Status op_mixed(Warp& w, const Insn& i, uint32_t m) {
-  auto& x = *static_cast<const FpExtra*>(i.x);
+  const FpExtra& x = extra_of(i);
   float* d = w.cell<float>(i.d);
   const uint16_t* a = w.cell<uint16_t>(i.a);
   bool bf = x.elem == Elem::kBf16;

@@ -43,53 +43,23 @@ namespace {
 
 constexpr uint64_t kFracMask = (uint64_t{1} << 52) - 1;
 
-// A binary format: M mantissa bits, exponent bias, largest finite code, and whether an infinity
+// A binary format: mantissa bits, exponent bias, largest finite code, and whether an infinity
 // follows it.
-struct F32Fmt {
-  static constexpr int kMan = 23, kBias = 127;
-  static constexpr int64_t kMax = 0x7f7fffff;
-  static constexpr bool kInf = true;
+template <int kManBits, int kExpBias, int64_t kMaxCode, bool kHasInf>
+struct Format {
+  static constexpr int kMan = kManBits, kBias = kExpBias;
+  static constexpr int64_t kMax = kMaxCode;
+  static constexpr bool kInf = kHasInf;
 };
-struct F16Fmt {
-  static constexpr int kMan = 10, kBias = 15;
-  static constexpr int64_t kMax = 0x7bff;
-  static constexpr bool kInf = true;
-};
-struct Bf16Fmt {
-  static constexpr int kMan = 7, kBias = 127;
-  static constexpr int64_t kMax = 0x7f7f;
-  static constexpr bool kInf = true;
-};
-struct Tf32Fmt {  // codes without the 13 low bits of the register
-  static constexpr int kMan = 10, kBias = 127;
-  static constexpr int64_t kMax = 0x3fbff;
-  static constexpr bool kInf = true;
-};
-struct E4m3Fmt {
-  static constexpr int kMan = 3, kBias = 7;
-  static constexpr int64_t kMax = 0x7e;
-  static constexpr bool kInf = false;
-};
-struct E5m2Fmt {
-  static constexpr int kMan = 2, kBias = 15;
-  static constexpr int64_t kMax = 0x7b;
-  static constexpr bool kInf = false;  // cvt to e5m2 always saturates
-};
-struct E2m3Fmt {
-  static constexpr int kMan = 3, kBias = 1;
-  static constexpr int64_t kMax = 0x1f;
-  static constexpr bool kInf = false;
-};
-struct E3m2Fmt {
-  static constexpr int kMan = 2, kBias = 3;
-  static constexpr int64_t kMax = 0x1f;
-  static constexpr bool kInf = false;
-};
-struct E2m1Fmt {
-  static constexpr int kMan = 1, kBias = 1;
-  static constexpr int64_t kMax = 0x7;
-  static constexpr bool kInf = false;
-};
+using F32Fmt = Format<23, 127, 0x7f7fffff, true>;
+using F16Fmt = Format<10, 15, 0x7bff, true>;
+using Bf16Fmt = Format<7, 127, 0x7f7f, true>;
+using Tf32Fmt = Format<10, 127, 0x3fbff, true>;  // codes without the 13 low bits of the register
+using E4m3Fmt = Format<3, 7, 0x7e, false>;
+using E5m2Fmt = Format<2, 15, 0x7b, false>;  // cvt to e5m2 always saturates
+using E2m3Fmt = Format<3, 1, 0x1f, false>;
+using E3m2Fmt = Format<2, 3, 0x1f, false>;
+using E2m1Fmt = Format<1, 1, 0x7, false>;
 
 // Splits |x| (finite, not zero) into the truncated code of the format and the discarded bits `rem`
 // out of `drop` bits. Discarded distances beyond 63 bits collapse into a nonzero remainder far
