@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi binding of the SM100 prefill kernel, one head dimension per module.
+#include <iomanip>
+
 #include "sm100_prefill_args.h"
 
 #ifndef MPFA_HEAD_DIM
@@ -13,14 +15,14 @@ using namespace mpfa::bind;
 
 // why: beyond this no useful score stays inside the range that the kernel's exponents have
 // (docs/kernels/sm100_prefill.md, "Exponents"); under a soft cap sm_scale is no factor of them.
-constexpr double kLargestScale = 1e4;
+constexpr double kLargestScale = 1e3;
 
 void launch(const AttentionTensors& t) {
   if (t.logits_soft_cap == 0.0 && t.sm_scale > kLargestScale) {
     TVM_FFI_THROW(ValueError) << "sm_scale: must be at most " << kLargestScale
-                              << " in the SM100 prefill kernel, so that |sm_scale q.k| stays below "
-                                 "9.3e7; scale q instead; got "
-                              << t.sm_scale;
+                              << " in the SM100 prefill kernel, where rows whose |sm_scale q.k| "
+                                 "reaches 1.16e7 are NaN; scale q instead; got "
+                              << std::setprecision(17) << t.sm_scale;
   }
   const Attention a = make_attention(t, KvFormat::kQk4pv8, MPFA_HEAD_DIM);
   check_alignment(t, a);

@@ -73,7 +73,8 @@ class BatchPrefillWrapper(AttentionWrapper):
             num_qo_heads, num_kv_heads, head_dim, page_size: as in KVCacheConfig.
             causal: query i sees key j iff j <= i + kv_len - qo_len (bottom-right).
             sm_scale: multiplies Q K^T; default 1/sqrt(head_dim). sm_scale log2(e) must be a normal
-                float32: 8.15e-39..2.36e38.
+                float32: 8.15e-39..2.36e38. On sm100 without a soft cap run() refuses more than its
+                kernel takes (docs/kernels/sm100_prefill.md).
             window_left: keys to the left of the query's position that it still sees; -1 = all.
             logits_soft_cap: cap*tanh(logit/cap) after sm_scale; 0 = off. Otherwise 1.18e-38..1.7e38,
                 and 2 log2(e) sm_scale / cap must be a float32 other than 0.

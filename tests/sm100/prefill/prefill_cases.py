@@ -53,6 +53,16 @@ class Case:
         return {"channels": 16, "mean+channels": 15}.get(self.compensation, 0)
 
 
+# Tiles of one block and two query stages that follow each other on one worker.
+ONE_BLOCK_TILES = (
+    Case("causal", (128, 128), (128, 128), (4, 1), heads_per_group=4, causal=True, num_sm=1),
+    Case("window", (40,) * 3, (256,) * 3, (4, 1), heads_per_group=4, causal=True, window_left=70,
+         num_sm=1),
+    Case("pages-of-16", (64, 64), (256, 256), (4, 1), page_size=16, heads_per_group=4, causal=True,
+         window_left=10, num_sm=1),
+)  # fmt: skip
+
+
 @dataclass
 class Operands:
     """Quantised operands of a case and what run() needs beside them."""

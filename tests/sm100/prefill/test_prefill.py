@@ -107,6 +107,19 @@ def test_schedules_do_not_change_a_bit(seed, modules, simulator) -> None:
     cases.assert_same_bits(got[1], want[1])
 
 
+@pytest.mark.parametrize("case", pc.ONE_BLOCK_TILES[:2], ids=lambda c: c.name)
+def test_no_queued_unit_is_lost(case, modules, simulator) -> None:
+    """Completion orders in which a load warp reaches the next tile's Q with units of this one queued:
+    each must be announced, or the launch never ends."""
+    o = pc.operands(case)
+    want = run(o, modules, simulator)
+    for seed in range(16):
+        with simulator.options(mode="random", seed=seed):
+            got = run(o, modules, simulator)
+        cases.assert_same_bits(got[0], want[0])
+        cases.assert_same_bits(got[1], want[1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["10.0", "10.3"])
 def test_paranoid_build_gives_the_same_bits(device, modules, paranoid_modules, simulator) -> None:

@@ -4,6 +4,8 @@ of their own numerics. All watchers, late asynchrony, poison around everything."
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import attention_cases as cases
 import prefill_cases as pc
 import pv_cases
@@ -64,6 +66,22 @@ def test_matrix(bits, case, device, pv_modules, simulator) -> None:
         out, lse = run(x, pv_modules, simulator)
     with pv_cases.numerics_of(x):
         pc.assert_as_replayed(x.base, out, lse)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize("case", pc.ONE_BLOCK_TILES, ids=lambda c: c.name)
+def test_no_queued_unit_is_lost(case, bits, pv_modules, simulator) -> None:
+    """As in test_prefill.py; bf16 V takes two units a block."""
+    if bits == 4:
+        case = replace(case, page_size=128)
+    x = pv_cases.operands(bits, pc.operands(case))
+    want = run(x, pv_modules, simulator)
+    for seed in range(32):
+        with simulator.options(mode="random", seed=seed):
+            got = run(x, pv_modules, simulator)
+        cases.assert_same_bits(got[0], want[0])
+        cases.assert_same_bits(got[1], want[1])
 
 
 @pytest.mark.slow

@@ -162,6 +162,13 @@ class CorrectionRole {
     float lse = sum == 0.0f ? kNegInf : reference + log2f(sum);
     // A row without a visible key is 0; its O is 0 too. NaN sums are not empty and go through.
     float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+    if (!(fabsf(reference) < kLargestExponent)) {
+      factor = kNaN;
+      // why a number: beside another partition's higher scores this one weighs 0, and combine does
+      // not read its rows; alone, its NaN rows are the result. A NaN sum is a NaN operand.
+      const bool below = tile.partial_row >= 0 && reference < 0.0f && sum == sum;
+      lse = below ? reference : kNaN;
+    }
     if (tile.partial_row >= 0) {
       const int64_t row = tile.partial_row + static_cast<int64_t>(token) * tile.partial_stride;
       p.partial_lse[row * p.num_qo_heads + head] = lse;

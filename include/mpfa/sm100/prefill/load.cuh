@@ -110,15 +110,19 @@ class LoadRole {
     if (bar != 0 && lane_ == 0) ptx::mbarrier_arrive(bar);
   }
 
-  // The copies of a unit are issued: it takes its place in the queue.
+  // The copies of a unit are issued: it takes its place in the queue, behind the oldest, which
+  // leaves. invariant: only here and in flush() does a place become free, and both announce it; a
+  // unit that is dropped in silence is an arrival that its barrier waits for for ever.
   __device__ __forceinline__ void enqueue(uint32_t bar) {
+    retire_oldest();
     ptx::cp_async_commit_group();
 #pragma unroll
     for (int i = 0; i + 1 < kAhead; ++i) pending_[i] = pending_[i + 1];
     pending_[kAhead - 1] = bar;
   }
 
-  // The oldest unit leaves; a new one follows.
+  // The groups in flight are the units queued, so all but the youngest kAhead - 1 have landed. A
+  // place may be empty: after flush(), or of a unit whose copies are announced by bytes.
   __device__ __forceinline__ void retire_oldest() {
     ptx::cp_async_wait_group<kAhead - 1>();
     hand_over();
@@ -150,7 +154,6 @@ class LoadRole {
   // `arrived`: this warp has arrived already, its copies complete on the barrier by bytes. The
   // queue moves on all the same.
   __device__ __forceinline__ void slot_issued(bool arrived) {
-    retire_oldest();
     enqueue(arrived ? 0 : ctx_.bar(Layout::full, ring_ % kRingSlots));
     ++ring_;
   }
@@ -358,9 +361,6 @@ class LoadRole {
                           stage * kStageRows + row, row_of_tile(p_.a_comp, row));
       }
     }
-    // invariant: the oldest place is empty. Q of the tile before was free only after this warp had
-    // announced that tile's last K, so at most its last V is still queued.
-    static_assert(kAhead > kStages, "Q units push nothing out of the queue");
     enqueue(ctx_.bar(Layout::q_full, stage));
   }
 

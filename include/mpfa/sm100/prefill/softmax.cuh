@@ -27,8 +27,9 @@ constexpr float kNaN = __builtin_nanf("");
 // Running maximum of a row that has seen no key. why finite: its exponents stay ordered numbers
 // without a test in the loop. No score is lower: NVFP4 products are below 2^30.
 constexpr float kNoKey = -1e30f;
-// Exponents lambda * max at which fp32 no longer separates P from 0; docs, "Exponents".
-constexpr float kLargestExponent = 134217728.0f;  // 2^27
+// |lambda * max| from which a row has no answer; docs, "Exponents". why 2^24 - 16: below it the
+// offsets of both kinds of exponentials, kTop apart, hold every integer.
+constexpr float kLargestExponent = 16777200.0f;
 
 // Scores outside [begin, end) of the row's block become -inf. A select: whatever hidden keys and
 // unwritten scales left in S, NaN included, disappears.
@@ -237,8 +238,7 @@ class SoftmaxRole {
     // A row without any key: the polynomial gives 2^(kTop - 128) for -inf, the correction tests l
     // for 0.
     const bool empty = m == kNoKey;
-    const bool lost = !(fabsf(bias) < kLargestExponent);
-    publish_final(empty ? 0.0f : lost ? kNaN : l, empty ? 0.0f : -bias);
+    publish_final(empty ? 0.0f : l, empty ? 0.0f : -bias);
   }
 
   // why the shuffle: ptxas then keeps the value in a uniform register, where tcgen05.ld and st need
