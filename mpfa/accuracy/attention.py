@@ -129,18 +129,25 @@ def _attention(
     return out[None].to(query.dtype), None
 
 
-class CollectingRunner:
-    """Plain fp32 attention over one request in one step; keeps q, k, v of chosen layers."""
+class OneStepRunner:
+    """What the runners share that take one request in one step."""
 
-    def __init__(self, layers: range | list[int]) -> None:
+    def __init__(self) -> None:
         self.kv_lens = [0]
-        self.collected: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._layers = frozenset(layers)
 
     def begin(self, new_lens: list[int]) -> None:
         if self.kv_lens != [0] or len(new_lens) != 1:
-            raise ValueError("CollectingRunner: takes one request in one step")
+            raise ValueError(f"{type(self).__name__}: takes one request in one step")
         self.kv_lens = list(new_lens)
+
+
+class CollectingRunner(OneStepRunner):
+    """Plain fp32 attention over one request in one step; keeps q, k, v of chosen layers."""
+
+    def __init__(self, layers: range | list[int]) -> None:
+        super().__init__()
+        self.collected: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._layers = frozenset(layers)
 
     def attend(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from mpfa.accuracy.attention import PLAIN, LayerOptions
+from mpfa.accuracy.attention import PLAIN, LayerOptions, OneStepRunner
 from mpfa.accuracy.rows import RowSpec
 from mpfa.reference import (
     delta_scores,
@@ -85,7 +85,7 @@ class EigenBasis:
         return x - torch.einsum("thr,hdr->thd", values, basis), values.to(torch.bfloat16)
 
 
-class EigenRunner:
+class EigenRunner(OneStepRunner):
     """Attention with an eigenbasis over one request in one step, numerics as qk4pv8's otherwise.
 
     Args:
@@ -93,13 +93,8 @@ class EigenRunner:
     """
 
     def __init__(self, row: RowSpec, bases: dict[int, EigenBasis] | None) -> None:
-        self.kv_lens = [0]
+        super().__init__()
         self._row, self._bases = row, bases
-
-    def begin(self, new_lens: list[int]) -> None:
-        if self.kv_lens != [0] or len(new_lens) != 1:
-            raise ValueError("EigenRunner: takes one request in one step")
-        self.kv_lens = list(new_lens)
 
     def attend(
         self,

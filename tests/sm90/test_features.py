@@ -255,12 +255,7 @@ def test_garbage_outside_the_window(modules, simulator):
     case = Case((900, 1500), 4, 128, 32, "mean+channels", 15, window_left=200, q_len=2, seed=12)
     inputs = decode_cases.build(case)
     want = sm90_cases.replay(inputs)
-    for b, n in enumerate(case.kv_lens):
-        begin = int(inputs.pages.indptr[b])
-        dead = inputs.pages.indices[begin : begin + (n - 2 - 200) // 32].long()
-        for t in inputs.pages.cache.tensors.values():
-            if t is not None:
-                t.view(torch.uint8)[dead] = attention_cases.POISON_BYTE
+    decode_cases.poison_left_pages(inputs)
     _, got = run(case, modules, inputs=inputs)
     assert decode_cases.faults(got, want) == []
 

@@ -253,3 +253,15 @@ def faults(got, want, rel: float = 2e-3, lse_tolerance: float = 1e-4) -> list[st
         t, h = (~same).nonzero()[0].tolist()
         found.append(f"lse: first (token {t}, head {h}): {lse[t, h]}, expected {want_lse[t, h]}")
     return found
+
+
+def poison_left_pages(inputs: Inputs) -> None:
+    """Garbage, NaN among it, in every page that the window of a request's first token has left."""
+    case = inputs.case
+    for b, n in enumerate(case.kv_lens):
+        begin = int(inputs.pages.indptr[b])
+        left = (n - case.q_len - case.window_left) // case.page_size
+        dead = inputs.pages.indices[begin : begin + left].long()
+        for t in inputs.pages.cache.tensors.values():
+            if t is not None:
+                t.view(torch.uint8)[dead] = attention_cases.POISON_BYTE
